@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from isotrain.plugin import SpecError, unweighted
+from isotrain.plugin import SpecError, UnsupportedError, unweighted
 
 if TYPE_CHECKING:
     from isotrain.plugin import TrainingSpec
@@ -127,6 +127,14 @@ def as_plain_tree(tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: as_plain_tree(part) for name, part in tree.items() if part is not None}
     return type(tree)(map(as_plain_tree, tree)) if type(tree) in (tuple, list) else tree
+
+
+def no_single_model_error(names: Iterable[str]) -> UnsupportedError:
+    """The error for a call, or an export to a framework's own file, of a model that is a dict of models."""
+    return UnsupportedError(
+        f"model: it is a dict of models ({', '.join(names)}), and none of them is meant by itself. Name one"
+        " in `call`, a function (models, inputs) -> predictions; export its weights as safetensors."
+    )
 
 
 def objective_batch(inputs: Any, targets: Any) -> tuple[Any, ...]:

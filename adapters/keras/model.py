@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random as python_random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from isotrain.adapters.keras.metrics import (
     unbuilt_metrics,
     update_metrics,
 )
+from isotrain.adapters.keras.model_dict import ModelDict
 from isotrain.adapters.keras.optimizers import (
     build_optimizer,
     loss_scale,
@@ -127,6 +128,8 @@ def build_model(
     configure_precision(spec.precision)  # clear_session has just reset it
     with seeded_initial_weights(spec.seed), scope():
         model = builder(**spec.model_args)
+        if isinstance(model, Mapping) and any(isinstance(m, keras.Layer) for m in model.values()):
+            model = ModelDict(model)
     if isinstance(model, keras.Layer):
         _require_built(model)
         freeze(model, spec)

@@ -244,7 +244,19 @@ def _probe_watch_trainable() -> None:
     require(len(seen) == 2, "no refusal for what is no longer watched")
 
 
+def set_path(variable: keras.Variable, path: str) -> None:
+    """Renames a variable: canonical names of weights and of optimizer state come from its path."""
+    variable._path = path
+
+
+def _probe_set_path() -> None:
+    variable = keras.Variable(0.0, name="a")
+    set_path(variable, "b/a")
+    require(variable.path == "b/a", "a path that is set")
+
+
 PROBES = (
+    PrivateApiProbe("Variable._path", _probe_set_path),
     PrivateApiProbe("Layer._flatten_layers", _probe_layers_of),
     PrivateApiProbe("Layer._flatten_layers, not recursive", _probe_sublayers_of),
     PrivateApiProbe("Layer._seed_generators", _probe_draws_random_numbers),

@@ -71,7 +71,7 @@ def weights_of(model: Any, spec: TrainingSpec) -> tuple[list[Any], list[Any]]:
         return _freeze(*_module_weights(model), spec)
     raise SpecError(
         f"model: the function returned {type(model).__name__!r}; a tensorflow backend trains a"
-        " Keras model or a tf.Module."
+        " Keras model, a dict of Keras models, or a tf.Module."
     )
 
 

@@ -14,6 +14,7 @@ from isotrain.adapters.common import spec_components
 from isotrain.adapters.common.objective import frozen_specs
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer, UpdateSwitch
+from isotrain.adapters.torch.trainer.modules import ModelDict
 from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.plugin import SpecError, TrainingSpec
 
@@ -52,6 +53,8 @@ def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
     """
     frozen = build_frozen(spec, device)  # before the model: it draws random numbers as without them
     model = build_model(spec, device)
+    if isinstance(model, dict):
+        model = ModelDict(model)
     if keras_backend.is_keras_instance(model, "Layer"):
         from isotrain.adapters.torch.trainer.keras import KerasTrainer
 
@@ -60,7 +63,7 @@ def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
         return NativeTrainer(spec, model, device, frozen)
     raise SpecError(
         f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
-        " torch.nn.Module or a Keras model."
+        " torch.nn.Module, a Keras model, or a dict of such."
     )
 
 

@@ -5,15 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from isotrain.adapters.common.outputs import no_single_model_error
 from isotrain.adapters.torch.base import private_api
 from isotrain.plugin import LayerTrait, SpecError, Trait
 
 _LIGHTNING_METHODS = ("training_step", "validation_step", "configure_optimizers")
+
+
+class ModelDict(nn.ModuleDict):
+    """Torch modules by name: what a model function that returns a dict gives."""
+
+    def forward(self, inputs: Any) -> Any:
+        """Refuses to choose one of the models."""
+        raise no_single_model_error(self)
 
 
 class EvaluationModules:
