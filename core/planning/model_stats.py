@@ -64,8 +64,9 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
     first_rate, last_rate = None, None
     if per_epoch is not None and total is not None:
         run = RunLength(per_epoch, total)
+        schedule = next(iter(spec.update_specs.values())).schedule
         first_rate, last_rate = (
-            plan.learning_rate * spec.schedule.fraction(step, run) for step in (0, total - 1)
+            plan.learning_rate * schedule.fraction(step, run) for step in (0, total - 1)
         )
     plan = replace(
         plan,

@@ -39,6 +39,7 @@ class Checkpointer:
     ) -> None:
         self._session_context = session_context
         self._rates = rates
+        self._update = next(iter(session_context.spec.update_specs))
         self._average = average
         self._trainer_state = trainer_state
         self._step_logger = step_logger
@@ -115,6 +116,7 @@ class Checkpointer:
             trainer_state.stream_state,
             self._rates_around(step),
             trainer_state.fixed_rate,
+            dict(trainer_state.plateau_fractions),
             trainer_state.skipped_steps,
             trainer_state.skipped_in_a_row,
             self._average.count,
@@ -124,7 +126,9 @@ class Checkpointer:
         """Learning rates of the last and the next step; empty if the optimizer sets its rates itself."""
         if self._session_context.group.optimizer_rates() is not None:
             return []
-        return [self._trainer_state.rate(self._rates(s)) for s in (max(0, step - 1), step)]
+        return [
+            self._trainer_state.rate(self._rates(s), self._update) for s in (max(0, step - 1), step)
+        ]
 
     def _changed_rate(self, saved: SavedTrainerState) -> list[str]:
         """Describes how the learning rate of the next step differs from that in the saved run."""
@@ -141,8 +145,10 @@ class Checkpointer:
 
     def _next_rate(self, saved: SavedTrainerState) -> float:
         """Learning rate of the next step by this run's spec and what the saved run's session changed."""
-        rate = self._rates(saved.step) if saved.fixed_rate is None else saved.fixed_rate
-        return rate * saved.rate_factor
+        if saved.fixed_rate is not None:
+            return saved.fixed_rate * saved.rate_factor
+        fraction = saved.plateau_fractions.get(self._update, 1.0)
+        return self._rates(saved.step) * fraction * saved.rate_factor
 
     def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
         """Restores a checkpoint, as `Session.restore`; returns the notes in it."""
@@ -183,6 +189,7 @@ class Checkpointer:
         trainer_state.last_loss = saved.last_loss
         trainer_state.rate_factor = saved.rate_factor
         trainer_state.fixed_rate = saved.fixed_rate
+        trainer_state.plateau_fractions = dict(saved.plateau_fractions)
         trainer_state.skipped_steps = saved.skipped_steps
         trainer_state.skipped_in_a_row = saved.skipped_in_a_row
         trainer_state.best_steps = list(saved.best_steps) if is_from_this_run else []

@@ -26,7 +26,7 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.checkpointer import Checkpointer
 from isotrain.core.session.training.context import build_session_context, setup_notes, state_notes
 from isotrain.core.session.training.evaluation import Evaluator
-from isotrain.core.session.training.plateau import plateau_factor
+from isotrain.core.session.training.plateau import plateau_fraction
 from isotrain.core.session.training.predictions import concatenated
 from isotrain.core.session.training.session_log import SessionLog
 from isotrain.core.session.training.timers import Stopwatch
@@ -550,9 +550,13 @@ class Session:
 
         With the schedule `plateau` it lowers the learning rate once its metric has stopped improving.
         """
-        schedule = self.spec.schedule
-        if isinstance(schedule, PlateauSchedule):
-            self._trainer_state.rate_factor *= plateau_factor(schedule, metrics, self.notes)
+        fractions = self._trainer_state.plateau_fractions
+        for name, spec in self.spec.update_specs.items():
+            if isinstance(spec.schedule, PlateauSchedule):
+                key, fraction = f"plateau {name}".rstrip(), fractions.get(name, 1.0)
+                fractions[name] = plateau_fraction(
+                    spec.schedule, metrics, self.notes, key, fraction
+                )
         self._step_logger.flush()
         if self.is_main:
             done, reports = self.steps_done, self._step_logger

@@ -45,9 +45,10 @@ class BestEpochTracker:
         )
         self._patience = 0 if stopping is None else stopping.patience
         self.restores_best = keep_best is not None and keep_best.restore
-        schedule = session.spec.schedule
-        plateau = schedule if isinstance(schedule, PlateauSchedule) else None
-        monitored = [each.metric for each in (keep_best, stopping, plateau) if each is not None]
+        schedules = [each.schedule for each in session.spec.update_specs.values()]
+        plateaus = [each for each in schedules if isinstance(each, PlateauSchedule)]
+        chosen = [keep_best, stopping, *plateaus]
+        monitored = [each.metric for each in chosen if each is not None]
         if monitored:
             _require_metrics(monitored, session)
 

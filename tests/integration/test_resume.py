@@ -436,3 +436,25 @@ def test_batches_continue_from_a_restored_session(tmp_path: Path) -> None:
         back_once, given, backend="reference", run_directory=tmp_path / "run", on_event=print
     )
     assert seen == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
+
+
+def test_a_plateau_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Every epoch but the first lowers the rate, as no value is so much better."""
+    plateau = {"name": "plateau", "metric": "accuracy", "mode": "max", "patience": 1, "factor": 0.5}
+    changes = {
+        "schedule": {**plateau, "min_delta": 9.0},
+        "checkpoint": {"every_steps": 1, "keep_last": None},
+    }
+    whole = run(tmp_path / "whole", changes=changes)
+    rates = list(whole.history.learning_rate)
+    assert rates[0] == 0.125
+    assert len({*rates}) > 1
+    for step in (STEPS // 2, STEPS - 2):
+        checkpoint = tmp_path / "whole" / "checkpoints" / f"step-{step:09}"
+        resumed = run(tmp_path / str(step), 3, resume=checkpoint, changes=changes)
+        assert list(resumed.history.learning_rate)[-(STEPS - step) :] == rates[step:]
+
+
+def test_a_plateau_of_a_metric_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IsotrainError, match="accurcy"):
+        run(tmp_path, changes={"schedule": {"name": "plateau", "metric": "accurcy", "mode": "max"}})

@@ -43,7 +43,7 @@ class SavedTrainerState:
 
     Attributes:
         step: Number of steps done.
-        rate_factor: Factor on the learning rates, from `scale_learning_rate` and the schedule `plateau`.
+        rate_factor: Factor on the learning rates, from `scale_learning_rate`.
         epoch_loss: Sum of the losses of the epoch so far, each times its samples.
         epoch_samples: Number of samples of the epoch so far.
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
@@ -53,6 +53,7 @@ class SavedTrainerState:
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         rates: Learning rates of the last step and, by the spec of that run, of the next one.
         fixed_rate: Learning rate from `set_learning_rate`; None for the spec's.
+        plateau_fractions: Fractions of the spec's rates that the schedule `plateau` has left, by update.
         skipped_steps: Number of steps left out by `on_nan: skip`.
         skipped_in_a_row: Number of these since the last step that was not left out.
         averaged: Number of weights in their average over steps (`ema`, `swa`); 0 where there is none.
@@ -69,6 +70,7 @@ class SavedTrainerState:
     stream_state: StreamState | None = None
     rates: list[float] = field(default_factory=list)
     fixed_rate: float | None = None
+    plateau_fractions: dict[str, float] = field(default_factory=dict)
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     averaged: int = 0

@@ -8,30 +8,32 @@ from typing import Any
 from isotrain.core.session.training.best_metric import BestMetric
 from isotrain.core.spec.schedules import PlateauSchedule
 
-_PLATEAU = "plateau"
 
-
-def plateau_factor(
-    schedule: PlateauSchedule, metrics: Mapping[str, float], notes: dict[str, Any]
+def plateau_fraction(
+    schedule: PlateauSchedule,
+    metrics: Mapping[str, float],
+    notes: dict[str, Any],
+    key: str,
+    fraction: float,
 ) -> float:
-    """Factor on the learning rates of all later steps, by the metrics of an epoch; mostly 1.
+    """Fraction of the scheduled learning rate in all later steps, by the metrics of an epoch.
 
     Epochs without the schedule's metric, which were not evaluated, are not counted.
 
     Args:
-        schedule: The spec's schedule.
+        schedule: Schedule of the spec, or of one of its updates.
         metrics: Metrics of the epoch.
         notes: `session.notes`, which keep the best value and the epochs since for a resumed run.
+        key: Key of the note.
+        fraction: Fraction so far.
     """
     if schedule.metric not in metrics:
-        return 1.0
-    BestMetric(notes, _PLATEAU, schedule, schedule.min_delta).update(metrics)
-    note = {"cooldown": 0, "fraction": 1.0, **notes[_PLATEAU]}
-    notes[_PLATEAU] = note
+        return fraction
+    BestMetric(notes, key, schedule, schedule.min_delta).update(metrics)
+    note = notes[key] = {"cooldown": 0, **notes[key]}
     if note["cooldown"]:
         note.update(cooldown=note["cooldown"] - 1, stale=0)
     if note["stale"] < schedule.patience:
-        return 1.0
-    factor: float = min(1.0, max(schedule.factor, schedule.min_fraction / note["fraction"]))
-    note.update(cooldown=schedule.cooldown, stale=0, fraction=note["fraction"] * factor)
-    return factor
+        return fraction
+    note.update(cooldown=schedule.cooldown, stale=0)
+    return min(fraction, max(fraction * schedule.factor, schedule.min_fraction))

@@ -202,7 +202,7 @@ class TrainLoop:
 
     def _scheduled_rate(self, step: int, update: str = "") -> float:
         """Learning rate by spec and session; `step` counts from 0 over the whole run."""
-        return self.trainer_state.rate(self._rates[update](step))
+        return self.trainer_state.rate(self._rates[update](step), update)
 
     def learning_rate(self, step: int, update: str | None = None) -> float:
         """Learning rate of a step, by the spec or by the optimizer, as `Session.learning_rate`. Local."""

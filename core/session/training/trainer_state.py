@@ -30,6 +30,8 @@ class TrainerState:
         skipped_steps: Number of steps left out, as their loss or gradients are not finite: `on_nan: skip`.
         skipped_in_a_row: Number of these since the last step that was not left out.
         fixed_rate: Learning rate from `set_learning_rate`, in place of the spec's; None for the spec's.
+        plateau_fractions: Fractions of the spec's rates to which the schedule `plateau` has lowered them, by
+            the name of the update (empty without updates).
         is_predicting: Whether an iterator of predictions is open; closing it restores the state before it.
         is_averaged: Whether the replicas hold the average of the weights, as in `session.averaged()`.
     """
@@ -47,6 +49,7 @@ class TrainerState:
     stream_state: StreamState | None = None
     restore_count: int = 0
     fixed_rate: float | None = None
+    plateau_fractions: dict[str, float] = field(default_factory=dict)
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     is_predicting: bool = False
@@ -62,9 +65,11 @@ class TrainerState:
         """Loss of the last step; None before the first. Waits for the device."""
         return None if self.last_loss is None else float(self.last_loss)
 
-    def rate(self, scheduled: float) -> float:
-        """Learning rate of a step for which the spec's schedule has the rate `scheduled`."""
-        return self.rate_factor * (scheduled if self.fixed_rate is None else self.fixed_rate)
+    def rate(self, scheduled: float, update: str) -> float:
+        """Learning rate of a step for which the schedule of an update has the rate `scheduled`."""
+        if self.fixed_rate is not None:
+            return self.fixed_rate * self.rate_factor
+        return scheduled * self.plateau_fractions.get(update, 1.0) * self.rate_factor
 
     def require_training_weights(self, call: str) -> None:
         """Refuses a call that changes or saves the state while the replicas hold another one.

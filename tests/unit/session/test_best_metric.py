@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isotrain.core.session.training.best_metric import BestMetric
-from isotrain.core.session.training.plateau import plateau_factor
+from isotrain.core.session.training.plateau import plateau_fraction
 from isotrain.core.spec.checkpoint_policy import MonitoredMetric
 from isotrain.core.spec.schedules import PlateauSchedule
 
@@ -113,16 +113,18 @@ def test_a_plateau_lowers_the_rate_as_torch_does(options: dict[str, Any]) -> Non
         min_lr=schedule.min_fraction * 0.5,
         eps=0,
     )
-    rate, notes = 0.5, dict[str, Any]()
+    fraction, notes = 1.0, dict[str, Any]()
     for loss in LOSSES:
         scheduler.step(loss)
-        rate *= plateau_factor(schedule, {"validation_loss": loss, "loss": 0.0}, notes)
-        assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        metrics = {"validation_loss": loss, "loss": 0.0}
+        fraction = plateau_fraction(schedule, metrics, notes, "plateau", fraction)
+        assert 0.5 * fraction == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
         notes = json.loads(json.dumps(notes))
-    assert rate < 0.5
+    assert fraction < 1
 
 
 def test_epochs_that_were_not_evaluated_change_no_rate() -> None:
     notes: dict[str, Any] = {}
-    assert plateau_factor(PlateauSchedule(patience=1), {"loss": 1.0}, notes) == 1.0
+    schedule = PlateauSchedule(patience=1)
+    assert plateau_fraction(schedule, {"loss": 1.0}, notes, "plateau", 0.5) == 0.5
     assert notes == {}
