@@ -158,6 +158,7 @@ def _named_optimizer(
             keras.optimizers.RMSprop,
             keras.optimizers.Adagrad,
             keras.optimizers.Lamb,
+            keras.optimizers.Lion,
         )
     }
     settings = spec.optimizer
@@ -166,9 +167,7 @@ def _named_optimizer(
         for name, value in settings  # not model_dump: that would first build pydantic's serializer
         if name not in _SPEC_ONLY_FIELDS
     }
-    if (
-        not settings.decay_is_decoupled
-    ):  # Keras' AdamW takes 0 but not None, the others None but not 0
+    if settings.name != "adamw":  # Keras' AdamW takes 0 but not None, the others None but not 0
         options["weight_decay"] = options["weight_decay"] or None
     return classes[settings.name](learning_rate=number(settings.lr), **options)
 

@@ -12,6 +12,7 @@ _SLOTS = {
     "adam": {**_ADAM, "velocity_hat": "max_exp_avg_sq"},
     "adamw": {**_ADAM, "velocity_hat": "max_exp_avg_sq"},
     "lamb": _ADAM,
+    "lion": {"momentum": "exp_avg"},
     "rmsprop": {
         "velocity": "square_avg",
         "momentum": "momentum_buffer",
@@ -31,7 +32,7 @@ class TorchOptimizerStateNames(OptimizerStateNames):
         return [] if torch_name is None else [f"{weight}/{torch_name}"]
 
     def steps(self, optimizer: str, weight: str) -> str | None:
-        return None if optimizer == "sgd" else f"{weight}/step"
+        return None if optimizer in ("sgd", "lion") else f"{weight}/step"
 
     def rate_factor(self, optimizer: str, slot: str) -> float | None:
         return _RATE_FACTORS.get((optimizer, slot))

@@ -205,6 +205,24 @@ class Lamb(_AdamLike):
     lr: Positive = Field(default=1e-3, description="Learning rate.")
 
 
+class Lion(_Optimizer):
+    """Lion: steps of one size, in the signs of the momentum."""
+
+    is_adaptive = True
+    decay_is_decoupled = True
+
+    name: Literal["lion"] = "lion"
+    lr: Positive = Field(default=1e-3, description="Learning rate.")
+    beta_1: Decay = Field(
+        default=0.9, description="Weight of the momentum in the direction of a step."
+    )
+    beta_2: Decay = Field(default=0.99, description="Decay of the mean of the gradients.")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("momentum",)
+
+
 class RmsProp(_Optimizer):
     """RMSprop."""
 

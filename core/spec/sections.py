@@ -30,6 +30,7 @@ from isotrain.core.spec.optimizers import (
     AdamW,
     CustomOptimizer,
     Lamb,
+    Lion,
     RmsProp,
     Sgd,
 )
@@ -131,6 +132,7 @@ _Optimizers = (
     | Annotated[RmsProp, _tag(RmsProp)]
     | Annotated[Adagrad, _tag(Adagrad)]
     | Annotated[Lamb, _tag(Lamb)]
+    | Annotated[Lion, _tag(Lion)]
     | Annotated[CustomOptimizer, _tag(CustomOptimizer)]
 )
 _Schedules = (

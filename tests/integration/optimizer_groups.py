@@ -20,6 +20,7 @@ OPTIMIZERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "rmsprop", "momentum": 0.5, "centered": True}, {"rho": 0.5, "momentum": 0.25}),
     ({"name": "adagrad", **DECAYS}, {"epsilon": 2.0**-10, "weight_decay": 0.5}),
     ({"name": "lamb", **DECAYS}, ADAM),
+    ({"name": "lion", **DECAYS}, {"beta_1": 0.5, "beta_2": 0.75}),
 ]
 """Options of the optimizer, and of the group of the weight `b`."""
 FACTOR = 0.25

@@ -27,6 +27,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "rmsprop", "momentum": 0.5, "centered": True},
     {"name": "adagrad"},
     {"name": "lamb"},
+    {"name": "lion"},
 ]
 SPEC: dict[str, Any] = {
     "data": (np.ones((1, 2)), np.ones((1, 1))),

@@ -43,6 +43,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rmsprop": {"name": "rmsprop", "lr": 0.0625, "rho": 0.875, **BOTH},
     "adagrad": {"name": "adagrad", "lr": 0.0625, "epsilon": 2.0**-80},
     "lamb": {"name": "lamb", "lr": 0.0625, **NOWHERE},
+    "lion": {"name": "lion", "lr": 0.0625, "beta_1": 0.5, "beta_2": 0.75, "weight_decay": 0.125},
 }
 MOST_BYTES = 4 * START.nbytes + 8
 """Of one weight, three slots, and the count of its updates: what is read at a time by small portions."""

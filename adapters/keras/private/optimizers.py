@@ -108,6 +108,7 @@ def _probe_slots_of() -> None:
         optimizers.RMSprop(momentum=0.5, centered=True),
         optimizers.Adagrad(),
         optimizers.Lamb(),
+        optimizers.Lion(),
     ):
         optimizer.build(weights)
         slots = slots_of(optimizer)

@@ -13,6 +13,7 @@ import torch
 
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.optim.lion import lion_signs
 from isotrain.plugin import CustomOptimizer, TrainingSpec
 
 _SCALAR_TYPES: dict[torch.dtype, type[np.floating[Any]]] = {
@@ -299,6 +300,14 @@ def _lamb(step: _Step) -> None:
     private_api.foreach_add_(step.weights, directions)
 
 
+def _lion(step: _Step) -> None:
+    options, momenta = step.options, step.slots["momentum"]
+    signs = lion_signs(momenta, step.gradients, options.beta_1)
+    private_api.foreach_add_(step.weights, signs, alpha=-step.rate)
+    private_api.foreach_mul_(momenta, options.beta_2)
+    private_api.foreach_add_(momenta, step.gradients, alpha=1 - options.beta_2)
+
+
 _KERNELS: dict[str, Callable[[_Step], None]] = {
     "sgd": _sgd,
     "adam": _adam,
@@ -306,4 +315,5 @@ _KERNELS: dict[str, Callable[[_Step], None]] = {
     "rmsprop": _rmsprop,
     "adagrad": _adagrad,
     "lamb": _lamb,
+    "lion": _lion,
 }

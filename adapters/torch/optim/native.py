@@ -15,6 +15,7 @@ from isotrain.adapters.common.spec_components import (
     resolve_for_framework,
 )
 from isotrain.adapters.torch.optim.lamb import Lamb
+from isotrain.adapters.torch.optim.lion import Lion
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -24,6 +25,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "adagrad": torch.optim.Adagrad,
     "lamb": Lamb,
+    "lion": Lion,
 }
 _TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
 _SPEC_ONLY_FIELDS = ("name", "groups", "layer_decay")

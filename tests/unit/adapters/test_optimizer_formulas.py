@@ -11,6 +11,7 @@ import torch
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.optim import keras_foreach
 from isotrain.adapters.torch.optim.lamb import Lamb
+from isotrain.adapters.torch.optim.lion import Lion
 
 GRADIENTS = [np.array([3.0, -4.0]), np.array([[0.5, -0.25], [0.125, 0.0]])]
 TOTAL = np.sqrt(sum((g**2).sum() for g in GRADIENTS))
@@ -59,4 +60,19 @@ def test_lamb_is_algorithm_2_of_its_paper():
         update = corrected[0] / (np.sqrt(corrected[1]) + epsilon) + decay * expected
         ratio = np.linalg.norm(expected) / np.linalg.norm(update)
         expected = expected - rate * ratio * update
+        np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-14)
+
+
+def test_lion_is_program_1_of_its_paper():
+    """Steps have the sign of the interpolated momentum; the decay is decoupled."""
+    rate, first, second, decay = 0.125, 0.75, 0.875, 0.25
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+    expected, momentum = weight.detach().numpy().copy(), np.zeros(3)
+    optimizer = Lion([weight], rate, (first, second), decay)
+    for gradient in np.array([[1.0, 0.5, -1.0], [-4.0, -2.0, 0.125]]):
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        signs = np.sign(first * momentum + (1 - first) * gradient)
+        expected = expected - rate * (signs + decay * expected)
+        momentum = second * momentum + (1 - second) * gradient
         np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-14)

@@ -213,6 +213,18 @@ def test_a_plan_says_that_the_model_is_compiled(host: PluginManager) -> None:
     assert "compile: a compiler compiles" in plan(host, "compiling", compile=True).notes[0]
 
 
+@pytest.mark.parametrize(
+    "fields", [{"layer_decay": 0.5}, {"groups": [{"weights": "*", "lr_factor": 0.5}]}]
+)
+def test_backends_without_optimizer_groups_refuse_them(
+    host: PluginManager, fields: dict[str, Any]
+) -> None:
+    (name,) = fields
+    expected = rf"optimizer\.{name}: backend 'declared' updates all weights with the same options"
+    with pytest.raises(UnsupportedError, match=expected):
+        plan(host, optimizer={"name": "sgd", "lr": 0.5, **fields})
+
+
 def test_a_plan_says_which_options_no_backend_takes(host: PluginManager) -> None:
     options = {"declard": {"size": 1}, "stepless": {}}
     (note,) = plan(host, "declared", backend_options=options).notes
