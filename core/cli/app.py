@@ -11,7 +11,7 @@ from isotrain.core.cli.commands.diagnose import CHECK, PARITY
 from isotrain.core.cli.commands.find import FIND
 from isotrain.core.cli.commands.launchers import CLUSTER_INFO, LAUNCHERS
 from isotrain.core.cli.commands.list import BACKENDS, DOCTOR, PLUGINS, SCHEMA, STRATEGIES
-from isotrain.core.cli.commands.model import EXPORT, PREDICT
+from isotrain.core.cli.commands.model import EVALUATE, EXPORT, PREDICT
 from isotrain.core.cli.commands.plugins import CONFORMANCE, NEW_PLUGIN
 from isotrain.core.cli.commands.run import PLAN, RESUME, RUN
 from isotrain.core.cli.commands.runs import LOGS, RUNS
@@ -36,6 +36,7 @@ _COMMANDS = (
     PARITY.add_to,
     FIND.add_to,
     PREDICT.add_to,
+    EVALUATE.add_to,
     add_checkpoint,
     EXPORT.add_to,
     BACKENDS.add_to,

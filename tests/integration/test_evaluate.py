@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.in_process import command
 from integration.session_specs import samples, spec
 
 import isotrain
@@ -128,3 +130,31 @@ def test_metric_classes_serve_as_they_are(tmp_path: Path) -> None:
     assert found["largest"] == pytest.approx(np.abs(targets - 2 * predictions).max(), rel=1e-9)
     expected = 1 - np.sum(errors**2) / np.sum((targets - targets.mean()) ** 2)
     assert found["r2"] == pytest.approx(expected, abs=1e-5)
+
+
+PROGRAM = """\
+import numpy as np
+import isotrain
+from integration.session_specs import samples
+
+def data():
+    inputs, targets = samples()
+    return isotrain.DataSet((inputs, targets), (inputs[:7], targets[:7]))
+"""
+
+
+def test_the_command_prints_metrics(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    result = isotrain.run(
+        spec(data=f"{tmp_path}/mine.py:data", plugins=["isotrain.testing.reference"]),
+        backend="reference",
+        run_directory=tmp_path / "run",
+        on_event=lambda event: None,
+    )
+    arguments = ("evaluate", "run", "--metric", "mean_absolute_error", "--replicas", "2")
+    done = command(*arguments, "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads(done.stdout)["metrics"]
+    assert metrics["loss"] == pytest.approx(result.metrics["validation_loss"], rel=1e-6)
+    done = command(*arguments, "--data", "mine.py:data", folder=tmp_path)
+    assert done.stdout.split()[::2] == ["loss", "mean_absolute_error"]

@@ -1,4 +1,4 @@
-"""`isotrain predict` and `isotrain export`: models of finished runs."""
+"""`isotrain predict`, `isotrain evaluate` and `isotrain export`: models of finished runs."""
 
 from __future__ import annotations
 
@@ -44,6 +44,29 @@ def predict(options: argparse.Namespace) -> None:
         return
     for name, shape in shapes.items():
         print(f"{target}: {name} of shape {shape}")
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Evaluates, and prints loss and metrics."""
+    from isotrain.core.planning.cluster_environment import require_single_process
+    from isotrain.core.results.predict_and_export import evaluate as evaluate_model
+
+    require_single_process("evaluate")
+    add_working_directory_to_path()
+    measured = evaluate_model(
+        options.run,
+        None if options.data is None else _data(options.data),
+        metrics=options.metric or None,
+        spec=options.spec,
+        backend=options.backend,
+        replicas=options.replicas,
+    )
+    if options.json:
+        print(json_page({"format": FORMAT, "metrics": measured}))
+        return
+    width = max(map(len, measured))
+    for name, number in measured.items():
+        print(f"{name:{width}}  {number:.6g}")
 
 
 def export(options: argparse.Namespace) -> None:
@@ -133,6 +156,28 @@ def _add_predict_arguments(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write: .npy; or .npz, which a model with several outputs needs",
     )
+    _add_replica_arguments(command)
+
+
+def _add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
+    _add_finished_run_arguments(command)
+    command.add_argument(
+        "--data",
+        metavar="DATA",
+        help="data to evaluate on: a reference to a data set or function (file.py:name; default: the run's"
+        " validation data)",
+    )
+    command.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="METRIC",
+        help="metric in place of the run's: a Keras name or a reference; may be repeated",
+    )
+    _add_replica_arguments(command)
+
+
+def _add_replica_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend",
         metavar="NAME[:COLLECTIVE]",
@@ -193,6 +238,18 @@ examples:
   isotrain predict runs/digits-20260102-030405 --data images.npy --output predictions.npy \\
       --replicas 4""",
     add_arguments=_add_predict_arguments,
+    module=__name__,
+)
+EVALUATE = Command(
+    "evaluate",
+    "evaluate the model of a finished run",
+    "Evaluates the model of a finished run, over replicas, in separate processes, and prints\n"
+    "loss and metrics. They are the same on every backend with any number of replicas.",
+    """\
+examples:
+  isotrain evaluate runs/digits-20260102-030405
+  isotrain evaluate runs/digits-20260102-030405 --data my_data.py:test --metric accuracy""",
+    add_arguments=_add_evaluate_arguments,
     module=__name__,
 )
 EXPORT = Command(

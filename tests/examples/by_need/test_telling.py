@@ -26,7 +26,7 @@ def spec_of(name: str) -> isotrain.TrainingSpec:
 
 @functools.cache
 def plain(
-    name: str, observe: Callable[..., Any]
+    name: str, observe: Callable[..., Any], lr: float | None = None
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """Plain torch on the model, data and optimizer of an example: one process, whole batches.
 
@@ -40,7 +40,7 @@ def plain(
         batches = [each.slices[0][0] for each in session.batches()]
         model, sgd = session.model, session.spec.optimizer
         weights = [variable.value for variable in model.trainable_variables]
-        optimizer = torch.optim.SGD(weights, lr=sgd.lr, momentum=sgd.momentum)
+        optimizer = torch.optim.SGD(weights, lr=lr or sgd.lr, momentum=sgd.momentum)
         observed = []
         for batch in batches:
             optimizer.zero_grad()
@@ -193,3 +193,57 @@ def test_evaluate_only(backend: str, replicas: int, tmp_path: Path) -> None:
     assert {f"confusion/{i}/{j}": counts[i, j] for i in range(3) for j in range(3)} == {
         name: value for name, value in measured.items() if name.startswith("confusion")
     }
+
+
+@pytest.mark.examples
+@CELLS
+def test_k_fold(backend: str, replicas: int, tmp_path: Path) -> None:
+    """The first fold equals the plain program; each fold is validated on other samples."""
+    weights, _ = plain("k_fold", own_loss)
+    result = run("k_fold", backend, replicas, tmp_path)
+    assert_equal(result.weights, weights)
+
+
+@pytest.mark.examples
+def test_all_folds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    example, options = load("k_fold"), {"backend": "torch-ddp", "on_event": lambda event: None}
+    losses = example.cross_validate(spec_of("k_fold"), **options, replicas=2)
+    assert losses == pytest.approx(example.cross_validate(spec_of("k_fold"), **options, replicas=1))
+    assert len(set(losses)) == example.FOLDS
+
+
+def validation_loss(loss: float, model: Any, optimizer: Any) -> float:
+    """The loss on the validation data after the step."""
+    import torch
+
+    inputs, targets = load("pruning").data().validation
+    with torch.no_grad():
+        predicted = model(torch.tensor(inputs, dtype=torch.float64))
+        found = torch.nn.functional.mse_loss(predicted, torch.tensor(targets, dtype=torch.float64))
+    return float(found)
+
+
+@pytest.mark.examples
+@CELLS
+def test_pruning(
+    monkeypatch: pytest.MonkeyPatch, backend: str, replicas: int, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = load("pruning")
+    expected: list[dict[int, float]] = []
+    for rate in example.RATES:
+        _, losses = plain("pruning", validation_loss, rate)
+        trial: dict[int, float] = {}
+        for step in (2, 4, 6):
+            trial[step] = losses[step - 1]
+            earlier = [each[step] for each in expected if step in each]
+            if len(earlier) >= 2 and trial[step] > np.median(earlier):
+                break
+        expected.append(trial)
+    assert min(map(len, expected)) < 3, "a trial is pruned"
+    trials = example.search(
+        spec_of("pruning"), backend=backend, replicas=replicas, on_event=lambda event: None
+    )
+    for trial, found in zip(expected, trials, strict=True):
+        assert found == {step: pytest.approx(value, rel=1e-11) for step, value in trial.items()}
