@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from isotrain.analysis.find.trial import launch_trial, trial_spec
 from isotrain.core.errors import RunFailedError, SpecError
+from isotrain.core.planning.cluster_environment import require_single_process
 from isotrain.core.run.options import ResumeOptions, require_known
 from isotrain.core.spec.loading import SpecLike, load_spec
 
@@ -98,9 +99,11 @@ def find_batch(
 
     Raises:
         SpecError: The spec is wrong.
+        UnsupportedError: A launcher has started this process as one of several.
         RunFailedError: A run failed, and not because of memory.
     """
     require_known("find_batch", ResumeOptions, options)
+    require_single_process("find_batch")
     checked = load_spec(spec)
     if not (steps >= 1 and (first is None or first >= 1) and (most is None or most >= 1)):
         raise SpecError(

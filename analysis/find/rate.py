@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from isotrain.analysis.find.rate_plot import RatePlot, write_plot
 from isotrain.analysis.find.trial import launch_trial, trial_spec
 from isotrain.core.errors import SpecError
+from isotrain.core.planning.cluster_environment import require_single_process
 from isotrain.core.run.options import ResumeOptions, require_known
 from isotrain.core.spec.loading import SpecLike, load_spec
 
@@ -86,9 +87,11 @@ def find_rate(
 
     Raises:
         SpecError: The spec is wrong, or the rates do not rise.
+        UnsupportedError: A launcher has started this process as one of several.
         RunFailedError: A process failed.
     """
     require_known("find_rate", ResumeOptions, options)
+    require_single_process("find_rate")
     if not (0 < first < last < math.inf and steps > 1):
         raise SpecError(
             f"find_rate: expected 0 < first < last and 2 or more steps, received first={first},"

@@ -106,6 +106,16 @@ def test_wrong_bounds_are_refused() -> None:
         isotrain.find_batch(spec(), backend="reference", first=0)
 
 
+def test_processes_of_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for search in (isotrain.find_rate, isotrain.find_batch):
+        with pytest.raises(isotrain.UnsupportedError, match=r"find_\w+: torchrun has started 2"):
+            search(spec(), backend="reference")
+
+
 def test_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
