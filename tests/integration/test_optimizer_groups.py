@@ -63,6 +63,59 @@ def test_groups_under_strategies(
         )
 
 
+def net() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 3))
+
+
+def beside_torch(session: isotrain.Session) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Final weights of a session, and of a plain loop with parameter groups from the same start."""
+    import torch
+
+    plain = net()
+    state = session.read_state(["trainable"])
+    plain.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in state.items()})
+    named = dict(plain.named_parameters())
+    biases = {name for name in named if name.endswith("bias") or name.startswith("1.")}
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [each for name, each in named.items() if name not in biases]},
+            {"params": [named[name] for name in biases], "lr": 1e-3 * 0.1, "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        eps=1e-7,
+        weight_decay=0.1,
+    )
+    for batch in session.batches():
+        optimizer.zero_grad()
+        micro_batch = batch.slices[0][0]
+        loss = torch.nn.functional.cross_entropy(plain(micro_batch.inputs), micro_batch.targets)
+        loss.backward()
+        optimizer.step()
+        session.step(batch)
+    expected = {name: value.detach().numpy() for name, value in named.items()}
+    return session.read_state(["trainable"]), expected
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
+def test_native_groups_are_torchs_parameter_groups(backend: str, tmp_path: Path) -> None:
+    """To the bit, at a constant rate."""
+    groups = [{"weights": ["*bias", "1.*"], "lr_factor": 0.1, "weight_decay": 0}]
+    spec = load("no_decay_on_biases").spec.replace(
+        model={"torch": net},
+        threads=1,
+        epochs=1,
+        loss="torch.nn:CrossEntropyLoss",
+        optimizer={"name": "adamw", "lr": 1e-3, "weight_decay": 0.1, "groups": groups},
+    )
+    weights, expected = isotrain.launch(
+        beside_torch, spec, backend=backend, replicas=1, run_directory=tmp_path / "run"
+    )[0]
+    for name, weight in expected.items():
+        np.testing.assert_array_equal(weights[name], weight, err_msg=name)
+
+
 def test_a_run_goes_on_with_other_groups_on_another_framework(tmp_path: Path) -> None:
     first = trained("torch-ddp", tmp_path / "first", checkpoint={"every_steps": 1})
     before = {name: np.array(weight) for name, weight in first.weights.items()}

@@ -38,6 +38,12 @@ BOTH = {"momentum": 0.5, "epsilon": 2.0**-80}
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "lr": 0.125},
     "momentum": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+    "groups": {
+        "name": "sgd",
+        "lr": 0.125,
+        "momentum": 0.5,
+        "groups": [{"weights": "bias", "lr_factor": 0.5, "momentum": 0.25}],
+    },
     "adam": {"name": "adam", "lr": 0.0625, "amsgrad": True, **NOWHERE},
     "adamw": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.125, **NOWHERE},
     "rmsprop": {"name": "rmsprop", "lr": 0.0625, "rho": 0.875, **BOTH},
