@@ -89,7 +89,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._host_dtypes = {*_INTEGER_DTYPES, self._rate_dtype} if on_host else set()
         self._is_optimizer_sharded = False
         self._is_first = True
-        self._take_trainer(self._trainer)
+        if not spec.updates:
+            self._take_trainer(self._trainer)
 
     def _take_trainer(self, trainer: ReplicaTrainer) -> None:
         """Prepares steps of a trainer; nothing is traced yet."""
