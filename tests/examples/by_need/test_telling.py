@@ -247,3 +247,16 @@ def test_pruning(
     )
     for trial, found in zip(expected, trials, strict=True):
         assert found == {step: pytest.approx(value, rel=1e-11) for step, value in trial.items()}
+
+
+@pytest.mark.examples
+@CELLS
+def test_profiler(backend: str, replicas: int, tmp_path: Path) -> None:
+    weights, _ = plain("profiler", own_loss)
+    result = run("profiler", backend, replicas, tmp_path)
+    assert_equal(result.weights, weights)
+    processes = len(result.plan["processes"])
+    for rank in range(processes):
+        folder = result.run_directory / "profile" / f"rank-{rank}"
+        traces = [*folder.rglob("*.xplane.pb"), *folder.rglob("trace.json")]
+        assert [trace for trace in traces if trace.stat().st_size > 1000]
