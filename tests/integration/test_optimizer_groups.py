@@ -63,6 +63,24 @@ def test_groups_under_strategies(
         )
 
 
+def test_a_schedule_changes_the_momentum_of_all_groups(tmp_path: Path) -> None:
+    schedule = {"name": "one-cycle", "momentum_range": [0.5, 0.875]}
+    groups = [{"weights": "*bias", "weight_decay": 0}]
+    optimizer = {"name": "sgd", "lr": 0.0625, "momentum": 0.875, "weight_decay": 0.125}
+    weights = [
+        trained(
+            backend,
+            tmp_path / backend,
+            1,
+            schedule=schedule,
+            optimizer={**optimizer, "groups": groups},
+        ).weights
+        for backend in ("torch-ddp", "tf-mirrored")
+    ]
+    for name, weight in weights[0].items():
+        np.testing.assert_allclose(weight, weights[1][name], rtol=0, atol=1e-12, err_msg=name)
+
+
 def net() -> Any:
     from torch import nn
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -144,14 +143,23 @@ class KerasUpdate:
         )
 
 
+class _Options:
+    """Options of a group, as attributes: its own, else those that the optimizer has at present."""
+
+    def __init__(self, optimizer: Any, options: Mapping[str, Any]) -> None:
+        self._optimizer = optimizer
+        vars(self).update(options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
 def _group(
     optimizer: Any, group: keras_private.OptionGroup, weights: Sequence[torch.Tensor]
 ) -> _Group:
     """A group with its weights and their slot variables, of any shapes."""
     indices = sorted(group.indices)
-    options = (
-        SimpleNamespace(**{**vars(optimizer), **group.options}) if group.options else optimizer
-    )
+    options = _Options(optimizer, group.options) if group.options else optimizer
     slots = {
         kind: [variables[index].value for index in indices]
         for kind, variables in keras_private.slots_of(optimizer).items()
