@@ -37,6 +37,7 @@ OTHER_TOOLS_NAMES = {
     "cuda": "gpu",
     "dataset": "data",
     "eps": "epsilon",
+    "eval_steps": "evaluation",
     "fp16": "float16",
     "fp32": "float32",
     "fp64": "float64",
@@ -56,6 +57,7 @@ OTHER_TOOLS_NAMES = {
     "random_seed": "seed",
     "reduce_lr_on_plateau": "plateau",
     "scheduler": "schedule",
+    "track_grad_norm": "gradient_norm",
     "train_batch_size": "global_batch_size",
     "warmup_stable_decay": "wsd",
 }
