@@ -18,7 +18,7 @@ def test_a_best_value_counts_while_its_checkpoint_exists(
     spec = SimpleNamespace(
         checkpoint=CheckpointPolicy(keep_best={"metric": "loss"}),
         early_stopping=None,
-        schedule=None,
+        update_specs={},
         evaluation=SimpleNamespace(every_epochs=0, every_steps=0),
     )
     notes: dict[str, Any] = {"names of metrics": ["loss"]}
