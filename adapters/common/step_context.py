@@ -49,6 +49,12 @@ class CommonStepContext(StepContext):
         if self._refusal is not None:
             raise SpecError(f"objective: step.{method}: {self._refusal}.")
 
+    def refuse_workers(self) -> None:
+        """Refuses collectives from now on: a worker of a parameter-server run computes alone."""
+        self._refusal = (
+            "a worker of a parameter-server run computes alone. Use strategy data-parallel"
+        )
+
     @contextlib.contextmanager
     def local(self) -> Iterator[None]:
         """Context of a step of this replica alone: collectives are refused in it."""

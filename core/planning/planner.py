@@ -10,6 +10,7 @@ from typing import Any
 from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.backend.adapter_protocols import NamedUpdatesBackend
 from isotrain.core.contracts.backend.capabilities import Availability, Capability
+from isotrain.core.contracts.backend.step_context import takes_step
 from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import (
@@ -104,6 +105,7 @@ def _resolve(
     """
     spec, strategy, count = resolved_spec.spec_with_model, resolved_spec.strategy, devices.replicas
     _require_framework(spec, adapter.framework)
+    _require_no_step_of_workers(spec, strategy, adapter.framework)
     notes_on_updates = _updates_notes(spec, strategy, adapter)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
@@ -276,6 +278,26 @@ def _require_framework(spec: TrainingSpec, framework: str) -> None:
         for field_name in ("model", "objective", "gradients"):
             each.for_framework(field_name, framework)
         each.losses(framework)
+
+
+def _require_no_step_of_workers(spec: TrainingSpec, strategy: Strategy, framework: str) -> None:
+    """Refuses objectives that take a step in parameter-server runs.
+
+    Raises:
+        UnsupportedError: The workers, which compute alone, would compute such an objective.
+    """
+    if strategy.parallel_layout.name != "parameter-server":
+        return
+    objectives = [each.for_framework("objective", framework) for each in spec.update_specs.values()]
+    if (
+        any(callable(each) and takes_step(each) for each in objectives)
+        or spec.values
+        or spec.frozen
+    ):
+        raise UnsupportedError(
+            f"objective: strategy {strategy.name!r} gives it no step, as each worker computes slices alone."
+            " Let it take (model, batch), or use strategy data-parallel."
+        )
 
 
 def _unused_options_notes(spec: TrainingSpec, backends: Sequence[str]) -> list[str]:

@@ -41,7 +41,7 @@ from isotrain.adapters.tensorflow.trainer.weights import (
     self_updating,
     weights_of,
 )
-from isotrain.plugin import Phase, StateKind, StatePart, TrainingSpec
+from isotrain.plugin import Phase, SpecError, StateKind, StatePart, TrainingSpec
 
 MicroBatch = tuple[Any, Any]
 """Inputs and targets of one micro-batch."""
@@ -150,6 +150,11 @@ class ReplicaTrainer:
         self.update = self._update_of(spec, trainable)
         self.step = TensorFlowStepContext(spec, self._frozen)
         self.objective = Objective.of(spec, "tensorflow", self.step)
+        if spec.compile and self.objective and self.objective.step:
+            raise SpecError(
+                "compile: XLA compiles no collectives, and the objective takes the step, which has them."
+                " Leave compile out."
+            )
         training, evaluation = (
             loss_computer(spec, self.model, is_training, self.objective)
             for is_training in (True, False)
@@ -305,6 +310,7 @@ class ReplicaTrainer:
             The loss, a scalar; gradients followed by changes of the moving statistics, in one vector of the
             weights' dtype; and the sums of the training metrics, a float64 vector.
         """
+        self.step.refuse_workers()
         metrics = self.metrics.variables("train")
         with keras.StatelessScope() as scope, shifted_seeds(lambda: shift):
             for variable in metrics:

@@ -21,7 +21,7 @@ from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.tensorflow.base.variables import flatten, value_of
 from isotrain.adapters.tensorflow.trainer.loss import evaluated_rows
 from isotrain.adapters.tensorflow.trainer.state import native
-from isotrain.plugin import Component, Phase, TrainingSpec
+from isotrain.plugin import Component, Phase, SpecError, TrainingSpec
 
 
 class NamedLosses(keras.metrics.Metric):
@@ -30,9 +30,16 @@ class NamedLosses(keras.metrics.Metric):
     NAME = "objective"
     needs_predictions = False
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: Objective, compiles: bool) -> None:
+        """Adds the metric's variable, which starts at zero.
+
+        Args:
+            objective: The objective.
+            compiles: Whether XLA compiles it.
+        """
         super().__init__(name=self.NAME)
         self._objective = objective
+        self._compiles = compiles
         self._sums = self.add_variable(
             shape=(2, MAX_LOSSES), initializer="zeros", name="sums", dtype="float64"
         )
@@ -43,9 +50,18 @@ class NamedLosses(keras.metrics.Metric):
         return self._objective.names or ()
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any | None = None) -> None:
-        """Adds the losses of the objective's last call to the sums."""
+        """Adds the losses of the objective's last call to the sums.
+
+        Raises:
+            SpecError: XLA compiles the objective, which gives the losses to nothing outside.
+        """
         if not self.names:
             return
+        if self._compiles:
+            raise SpecError(
+                "compile: named losses of an objective are not recorded from a step that XLA compiles. Return"
+                " their sum, or leave compile out."
+            )
         count = tf.shape(tf.nest.flatten(self._objective.inputs)[0])[0]
         rows = [
             (mean, tf.cast(count if denominator is None else denominator, mean.dtype))
@@ -97,7 +113,7 @@ class MetricCollection:
         if objective is not None:
             self._named_metrics = [*self._named_metrics, Component(NamedLosses.NAME)]
             for metrics in self._metrics.values():
-                metrics.append(NamedLosses(objective))
+                metrics.append(NamedLosses(objective, spec.compile))
 
     def ensure_built(self) -> None:
         """Creates the accumulator of the evaluation loss if it is missing; not traced.

@@ -112,6 +112,7 @@ class TorchReplicaGroup(ReplicaGroup):
             self.trainer.seed_replica(self.communicator.rank)
         if is_worker:
             self.trainer.capture_now()
+            self.trainer.step.refuse_workers()
         self.replicas = self.communicator.replicas
         self.local_replicas = (self.communicator.rank,)
         self._replica = TorchReplica(self.trainer, self.communicator)
