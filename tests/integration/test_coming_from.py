@@ -62,7 +62,7 @@ def test_every_page_has_both_programs() -> None:
         assert "isotrain" not in theirs
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_programs_train(name: str, tmp_path: Path) -> None:
     theirs, ours = PAIRS[name]
