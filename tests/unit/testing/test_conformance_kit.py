@@ -42,6 +42,7 @@ WITHOUT_CAPABILITY = {
         "keep_gradient_norm",
         "gradient_norm",
         "copy_averaged",
+        "update_averages",
         "snapshot_scalar",
         "objective_communicates",
         "predict",
