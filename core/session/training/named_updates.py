@@ -160,6 +160,12 @@ class NamedUpdatesGroup(ReplicaGroup):
         layers = (each.refuses_single_sample(batch) for each in self._groups)
         return next((layer for layer in layers if layer), None)
 
+    def objective_communicates(self) -> bool:
+        return any(each.objective_communicates() for each in self._groups)
+
+    def snapshot_scalar(self, value: Any) -> Any:
+        return self._first.snapshot_scalar(value)
+
     def not_checkpointed(self) -> list[str]:
         state = (each for group in self._groups for each in group.not_checkpointed())
         return list(dict.fromkeys(state))

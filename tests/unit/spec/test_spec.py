@@ -510,3 +510,45 @@ def test_slashes_and_dots_are_alike_in_patterns_of_weights() -> None:
         assert spec.is_frozen("backbone.0.weight"), pattern
         assert spec.is_frozen("backbone/0/weight"), pattern
         assert not spec.is_frozen("backbone_0.weight"), pattern
+
+
+def test_updates_take_what_they_lack_from_the_spec() -> None:
+    updates = {
+        "critic": {"objective": "math:cos", "weights": "d/*", "clip": {"norm": 1.0}, "every": 5},
+        "generator": {"optimizer": {"name": "sgd", "lr": 0.5}, "from_epoch": 2},
+    }
+    spec = make(updates=updates)
+    critic, generator = spec.for_update("critic"), spec.for_update("generator")
+    assert critic.loss is None
+    assert critic.optimizer == spec.optimizer
+    assert critic.clip is not None
+    assert generator.loss == spec.loss
+    assert generator.optimizer == Sgd(lr=0.5)
+    assert list(spec.update_specs) == ["critic", "generator"]
+    assert list(make().update_specs) == [""]
+    assert spec.updates is not None
+    assert [s for s in range(12) if spec.updates["critic"].is_due(s, 0)] == [4, 9]
+    assert [e for e in range(4) if spec.updates["generator"].is_due(0, e)] == [2, 3]
+    names = ["d/kernel", "d/bias", "g/kernel"]
+    assert spec.weights_by_update(names) == {"critic": names[:2], "generator": names}
+
+
+@pytest.mark.parametrize(
+    ("updates", "problem"),
+    [
+        ({"a b": {}}, "letters, digits and _ as the name"),
+        ({"a": {"objective": "math:cos", "loss": "mse"}}, "only one of them"),
+        ({"a": {"evry": 2}}, "did you mean 'every'"),
+    ],
+)
+def test_updates_are_validated(updates: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        make(updates=updates)
+
+
+def test_each_update_needs_an_objective_and_an_optimizer() -> None:
+    fields = {"updates": {"a": {"weights": "a/*"}}, "loss": None, "optimizer": None}
+    with pytest.raises(
+        SpecError, match=r"updates\.a\.objective: missing(.|\n)*updates\.a\.optimizer"
+    ):
+        make(**fields)
