@@ -32,8 +32,15 @@ SPEC: dict[str, Any] = {
     "global_batch_size": 1,
     "steps": 1,
 }
-INITIAL = [np.array([1.0, -2.0, 3.0]), np.array([[0.5, -0.25]]), np.array([4.0, 0.125])]
-NAMES = ["a", "b", "c"]
+INITIAL = [
+    np.array([1.0, -2.0, 3.0]),
+    np.array([[0.5, -0.25]]),
+    np.array([4.0, 0.125]),
+    np.zeros(2),
+]
+NAMES = ["a", "b", "c", "d"]
+LATER = 7
+"""Number of updates that is written to Keras' optimizers after their first one."""
 
 
 def seen(session: isotrain.Session) -> list[dict[str, float]]:
@@ -88,6 +95,9 @@ def _keras_grouped(spec: Any, *, by_kernels: bool) -> list[np.ndarray]:
         gradients = list(map(torch.from_numpy, _gradients(step)))
         with torch.no_grad():
             update(gradients) if by_kernels else optimizer.apply(gradients, variables)
+        if step == 0:
+            optimizer.iterations.assign(LATER)
+            update.forget()
     return [variable.value.detach().numpy() for variable in variables]
 
 
@@ -101,13 +111,15 @@ def _keras_alone(of_rest: Any, of_group: Any) -> list[np.ndarray]:
         keras.Variable(value, dtype="float32", name=n)
         for n, value in zip(NAMES, INITIAL, strict=True)
     ]
-    for indices, spec in (([0, 2], of_rest), ([1], of_group)):
+    for indices, spec in (([0, 2, 3], of_rest), ([1], of_group)):
         optimizer, _ = keras_model.build_optimizer(spec, "torch")
         members = [variables[index] for index in indices]
         for step in range(STEPS):
             gradients = [torch.from_numpy(_gradients(step)[index]) for index in indices]
             with torch.no_grad():
                 optimizer.apply(gradients, members)
+            if step == 0:
+                optimizer.iterations.assign(LATER)
     return [variable.value.detach().numpy() for variable in variables]
 
 
@@ -134,7 +146,7 @@ def _torch_alone(of_rest: Any, of_group: Any) -> list[np.ndarray]:
     from isotrain.adapters.torch.optim.native import build_optimizer
 
     weights = _parameters()
-    for indices, spec in (([0, 2], of_rest), ([1], of_group)):
+    for indices, spec in (([0, 2, 3], of_rest), ([1], of_group)):
         members = [weights[index] for index in indices]
         optimizer = build_optimizer(spec, members)
         for step in range(STEPS):

@@ -12,6 +12,7 @@ from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.optim import keras_foreach
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.lion import Lion
+from isotrain.adapters.torch.optim.state import NativeOptimizerState
 
 GRADIENTS = [np.array([3.0, -4.0]), np.array([[0.5, -0.25], [0.125, 0.0]])]
 TOTAL = np.sqrt(sum((g**2).sum() for g in GRADIENTS))
@@ -42,6 +43,25 @@ def test_the_norm_of_each_gradient_is_bounded(bound):
 def test_each_element_is_bounded_on_both_sides(bound):
     for one, other in zip(clipped(clipvalue=bound), GRADIENTS, strict=True):
         np.testing.assert_array_equal(one, np.clip(other, -bound, bound))
+
+
+def test_missing_slots_are_created_as_zeros():
+    """All else stays: weights, gradients, and slots that exist."""
+    weights = {name: torch.nn.Parameter(torch.tensor([1.0, -2.0])) for name in ("a", "b")}
+    optimizer = torch.optim.Adam(weights.values(), lr=0.125, weight_decay=0.25)
+    weights["a"].grad = torch.tensor([0.5, 2.0])
+    optimizer.step()
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    state = NativeOptimizerState(optimizer, weights, weights, is_custom=False)
+    slots = {name: slot.clone() for name, slot in state.read().items() if name.startswith("a/")}
+    state.make()
+    found = state.read()
+    assert {name.replace("a/", "b/") for name in slots} == found.keys() - slots.keys()
+    assert not any(found[name].any() for name in found.keys() - slots.keys())
+    assert all(torch.equal(found[name], slot) for name, slot in slots.items())
+    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
+    assert weights["a"].grad.tolist() == [0.5, 2.0]
+    assert weights["b"].grad is None
 
 
 def test_lamb_is_algorithm_2_of_its_paper():
