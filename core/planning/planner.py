@@ -396,16 +396,11 @@ def _average_notes(spec: TrainingSpec, strategy: Strategy, replicas: int) -> lis
     """Notes on the average of the weights over steps (`ema`, `swa`).
 
     Raises:
-        UnsupportedError: Replicas would have different weights to average, or only a part of them; or several
-            updates train the weights.
+        UnsupportedError: Replicas would have different weights to average, or only a part of them.
     """
     if spec.weight_average is None:
         return []
     name = "swa" if spec.ema is None else "ema"
-    if spec.updates:
-        raise UnsupportedError(
-            f"{name}: the parts of a model that named updates train have no average yet. Leave it out."
-        )
     layout = strategy.parallel_layout.for_replicas(replicas).name
     if layout not in _AVERAGED_LAYOUTS:
         raise UnsupportedError(

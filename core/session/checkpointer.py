@@ -103,6 +103,7 @@ class Checkpointer:
     def _saved_state(self, notes: Mapping[str, Any]) -> SavedTrainerState:
         """The trainer state as a checkpoint holds it; waits for the losses of all steps."""
         self._step_logger.flush()
+        self._average.settle(self._session_context.group)
         trainer_state = self._trainer_state
         step = trainer_state.steps_done
         return SavedTrainerState(

@@ -606,6 +606,7 @@ class Session:
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets state by name, shapes as read, on every replica; every process passes the same arrays."""
         self._trainer_state.require_training_weights("write_state")
+        self._training.average.settle(self.group)
         self.group.write_state(state)
         self.strategy.state_written(self.group)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integration import named_updates
 from integration.session_specs import launch, samples, spec
 
 import isotrain
@@ -196,3 +197,29 @@ def test_without_an_average_there_is_none_to_see() -> None:
         session.averaged(),
     ):
         pass
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_steps_with_several_updates_are_averaged_once(tmp_path: Path, backend: str) -> None:
+    def trained(session: isotrain.Session) -> Any:
+        by_step = [weights(session)]
+        for batch in session.batches():
+            session.step(batch, "critic")
+            session.step(batch, "generator")
+            by_step.append(weights(session))
+        with session.averaged():
+            average = weights(session)
+        expected = by_step[0]
+        for each in by_step[1:]:
+            expected = {name: a + 0.25 * (each[name] - a) for name, a in expected.items()}
+        return average, expected
+
+    average, expected = isotrain.launch(
+        trained,
+        named_updates.spec(named_updates.portable, ema=0.75),
+        backend=backend,
+        replicas=2,
+        run_directory=tmp_path / "run",
+        on_event=lambda event: None,
+    )[0]
+    assert_close(average, expected)

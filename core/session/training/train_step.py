@@ -421,7 +421,7 @@ class TrainLoop:
         reporter.step = batch.step
         reporter.enter("step")
         trainer_state.is_finished = False
-        self.average.begin_if_due(group, batch.step)
+        self.average.before_step(group, batch.step)
         trainer_state.values = self._with_values(batch).values
         for name in self._momentum_setters.keys() & {*names}:
             self._momentum_setters[name](self._rates[name].momentum(batch.step) or 0.0)
@@ -431,7 +431,7 @@ class TrainLoop:
         before = trainer_state.last_loss if continues else None
         trainer_state.last_loss = loss if before is None else before + loss
         trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
-        self.average.update(group, trainer_state.steps_done)
+        self.average.after_step(trainer_state.steps_done)
         is_done = trainer_state.is_done
         pause = batch.is_last_of_epoch or is_done
         if pause or trainer_state.steps_done == 1:

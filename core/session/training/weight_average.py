@@ -25,19 +25,36 @@ class WeightAverage:
         self.count = 0
         self._policy = policy
         self._trainer_state = trainer_state
-        self._averages: list[list[Tensor]] = []
+        self._averages: list[list[list[Tensor]]] = []
+        """For the group of each named update, or the one group, the averages of its local replicas."""
+        self._due: int | None = None
+        """Steps done when the weights became due for the average, until it has them."""
 
-    def begin_if_due(self, group: ReplicaGroup, step: int) -> None:
-        """Copies the weights before the step of index `start`, or a later one if it was passed over."""
+    def before_step(self, group: ReplicaGroup, step: int) -> None:
+        """Begins the average before the step of index `start`, or a later one if it was passed over.
+
+        Takes the weights of the step before, if they are due: a step may have had several updates.
+        """
+        if self._due != step + 1:
+            self.settle(group)
         if self._policy is not None and not self.count and step >= self._policy.start:
             self._take(group, 1)
 
-    def update(self, group: ReplicaGroup, steps_done: int) -> None:
-        """Takes the weights after a step into the average, every `every` steps."""
+    def after_step(self, steps_done: int) -> None:
+        """Makes the weights after a step due for the average, every `every` steps."""
         policy = self._policy
         if policy is not None and self.count and (steps_done - policy.start) % policy.every == 0:
-            self._averages = group.update_averages(self._averages, policy.weight(self.count))
-            self.count += 1
+            self._due = steps_done
+
+    def settle(self, group: ReplicaGroup) -> None:
+        """Takes the present weights into the average, if they are due."""
+        if self._policy is not None and self._due is not None:
+            weight = self._policy.weight(self.count)
+            self._averages = [
+                each.update_averages(averages, weight)
+                for each, averages in zip(_parts(group), self._averages, strict=True)
+            ]
+            self.count, self._due = self.count + 1, None
 
     @contextmanager
     def applied(self, group: ReplicaGroup) -> Iterator[None]:
@@ -45,14 +62,17 @@ class WeightAverage:
         if not self.count or self._trainer_state.is_averaged:
             yield
             return
-        weights = group.compute(_read)
-        group.compute(_write, self._averages)
+        self.settle(group)
+        weights = [each.compute(_read) for each in _parts(group)]
+        for each, averages in zip(_parts(group), self._averages, strict=True):
+            each.compute(_write, averages)
         self._trainer_state.is_averaged = True
         try:
             yield
         finally:
             self._trainer_state.is_averaged = False
-            group.compute(_write, [[vector] for vector in weights])
+            for each, vectors in zip(_parts(group), weights, strict=True):
+                each.compute(_write, [[vector] for vector in vectors])
 
     def restore(self, group: ReplicaGroup, count: int) -> bool:
         """Takes the weights that the group now holds as an average of `count` weights; 0 for no average.
@@ -60,14 +80,19 @@ class WeightAverage:
         Returns:
             Whether it continues from them: False where there is no `ema` or `swa`.
         """
-        self.count, self._averages = 0, []
+        self.count, self._averages, self._due = 0, [], None
         if self._policy is not None and count:
             self._take(group, count)
         return bool(self.count)
 
     def _take(self, group: ReplicaGroup, count: int) -> None:
-        self._averages = group.copy_averaged()
+        self._averages = [each.copy_averaged() for each in _parts(group)]
         self.count = count
+
+
+def _parts(group: ReplicaGroup) -> Sequence[ReplicaGroup]:
+    """The groups whose trainable weights are together those of the model: of named updates, or the group."""
+    return list(group.updates.values()) or [group]
 
 
 def _read(replica: Replica) -> Tensor:
