@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import shlex
@@ -270,3 +271,17 @@ def test_prose_is_readable_in_a_terminal(page: Path) -> None:
 def test_a_page_begins_with_an_example(page: Path) -> None:
     """A command or a few lines of code are within the first 15 lines."""
     assert "\n```" in "\n".join(page.read_text(encoding="utf-8").splitlines()[:15])
+
+
+def test_the_needs_are_the_questions_of_the_examples() -> None:
+    """Each example in `by_need/` is in docs/needs.md once, under the question with which it begins."""
+    page = (ROOT / "docs" / "needs.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"\[([^\]]*\?)\]\(\.\./(examples/by_need/\w+\.py)\)", page))
+    examples = {
+        (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]: str(
+            path.relative_to(ROOT)
+        )
+        for path in (ROOT / "examples" / "by_need").glob("*.py")
+    }
+    assert listed == examples
+    assert page.count("](../examples/by_need/") == len(examples)
