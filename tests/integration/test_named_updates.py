@@ -109,3 +109,15 @@ def test_the_plan_names_the_updates() -> None:
     plan = isotrain.plan(spec(named_updates.portable), backend="tf-mirrored", replicas=2)
     assert "updates.critic: weights d/* by sgd" in plan.notes
     assert "updates.generator: weights g/* by sgd, every 2 steps" in plan.notes
+
+
+def test_weights_of_several_updates_and_of_none() -> None:
+    """Both updates train the output of the generator, and none trains its hidden layer."""
+    fields = spec(MODELS["native"])
+    fields["updates"]["critic"]["weights"] = ["d/*", "g/2/*"]
+    fields["updates"]["generator"]["weights"] = "g/2/*"
+    runs = [isotrain.run(fields, backend="torch-ddp", replicas=count) for count in (1, 2)]
+    start = isotrain.run(fields | {"epochs": None, "steps": 1}, backend="torch-ddp", replicas=1)
+    for name, array in runs[0].weights.items():
+        np.testing.assert_allclose(runs[1].weights[name], array, rtol=0, atol=1e-12, err_msg=name)
+        assert np.array_equal(array, start.weights[name]) == name.startswith("g.0"), name
