@@ -97,3 +97,24 @@ def test_collectives_of_a_part_of_the_batch_are_refused(
 def test_workers_get_no_step() -> None:
     with pytest.raises(UnsupportedError, match="gives it no step"):
         isotrain.plan(_spec(strategy="parameter-server"), backend="torch-ddp", replicas=2)
+
+
+def _portable() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(6)])
+
+
+def _named(model: Any, batch: Any) -> Any:
+    from keras import ops
+
+    return {"square": ops.mean((model(batch[0]) - batch[1]) ** 2, axis=-1)}
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_named_losses_are_recorded_in_every_step(capture: bool, tmp_path: Path) -> None:
+    spec = _spec(model=_portable, objective=_named, values={}, epochs=3, capture=capture)
+    result = isotrain.run(spec, backend="torch-ddp", replicas=1, run_directory=tmp_path / "run")
+    for epoch in result.history.epochs:
+        assert epoch["square"] == pytest.approx(epoch["loss"], rel=1e-12)
+        assert epoch["validation_square"] == pytest.approx(epoch["validation_loss"], rel=1e-12)

@@ -25,11 +25,13 @@ from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras import weights as keras_weights
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.standalone_generators import standalone_generators
+from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.tensors import overwrite, restored_after
 from isotrain.adapters.torch.graph.metrics.phase_metrics import CapturedMetrics
 from isotrain.adapters.torch.graph.replay import GraphCache, eager_note
 from isotrain.adapters.torch.graph.trace import Compute
+from isotrain.adapters.torch.graph.traceability import UncapturableError
 from isotrain.adapters.torch.metrics.base import Metric
 from isotrain.adapters.torch.metrics.named_losses import NamedLosses
 from isotrain.adapters.torch.optim.keras_foreach import clipped_by, keras_update
@@ -194,7 +196,28 @@ class KerasTrainer(ReplicaTrainer):
         if not is_captured:
             return compute
         carried = list(self._carried.values())
-        return GraphCache(compute, self.model, phase, spec.compile, compute.callables, carried)
+        return GraphCache(
+            self._refusing_named_losses(compute),
+            self.model,
+            phase,
+            spec.compile,
+            compute.callables,
+            carried,
+        )
+
+    def _refusing_named_losses(self, compute: Compute) -> Compute:
+        """The computation, which cannot be captured where an objective returns named losses."""
+        objective = self.objective
+        if objective is None:
+            return compute
+
+        def compute_objective(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+            result = compute(inputs, targets)
+            if objective.names and private_api.is_tracing():
+                raise UncapturableError("the objective returns named losses, which are recorded")
+            return result
+
+        return compute_objective
 
     def _make_loss_computer(self, spec: TrainingSpec, training: bool) -> keras_model.LossComputer:
         """Makes the function from inputs and targets to loss and predictions, as Keras computes them."""
@@ -225,7 +248,7 @@ class KerasTrainer(ReplicaTrainer):
                 )
             )
         if self._spec.capture and self.objective is not None and self.objective.step is not None:
-            notes.append(eager_note("all", "the objective takes the step, which changes"))
+            notes.append(eager_note("training and evaluation", "the objective takes the step"))
         return notes
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
