@@ -91,10 +91,12 @@ def weighted(losses: Tensor, weights: Tensor) -> WeightedLosses:
 
 
 def takes_step(objective: Callable[..., Any]) -> bool:
-    """Whether an objective has a third parameter, for the step."""
+    """Whether an objective has a third parameter for the step: one without a default, or named `step`."""
     try:
         parameters = inspect.signature(objective).parameters.values()
     except ValueError:  # a compiled function
         return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(each.kind in positional and each.default is each.empty for each in parameters) == 3
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [each for each in parameters if each.kind in kinds]
+    required = sum(each.default is each.empty for each in positional)
+    return required == 3 or (len(positional) > 2 and required < 3 and positional[2].name == "step")

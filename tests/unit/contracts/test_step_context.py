@@ -14,13 +14,22 @@ from isotrain.core.errors import SpecError
 def _two(model: Any, batch: Any) -> Any: ...
 def _two_and_a_default(model: Any, batch: Any, margin: float = 0.5) -> Any: ...
 def _three(model: Any, batch: Any, step: Any) -> Any: ...
+def _step_with_default(model: Any, batch: Any, step: Any = None) -> Any: ...
 
 
 @pytest.mark.parametrize(
     ("objective", "expected"),
-    [(_two, False), (_two_and_a_default, False), (_three, True), (dict, False)],
+    [
+        (_two, False),
+        (_two_and_a_default, False),
+        (_three, True),
+        (_step_with_default, True),
+        (dict, False),
+    ],
 )
-def test_a_third_parameter_without_default_is_the_step(objective: Any, expected: bool) -> None:
+def test_a_third_parameter_without_default_or_named_step_is_the_step(
+    objective: Any, expected: bool
+) -> None:
     assert takes_step(objective) is expected
 
 
