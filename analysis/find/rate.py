@@ -101,8 +101,8 @@ def find_rate(
     changed = trial_spec(checked, steps=steps, schedule="constant")
     work = partial(_sweep, first=first, last=last, steps=steps)
     found = launch_trial(work, changed, backend, options)
-    smoothed = _smoothed(found["losses"])
-    suggestion = _steepest(found["rates"], smoothed)
+    smoothed = smoothed_losses(found["losses"])
+    suggestion = steepest_rate(found["rates"], smoothed)
     return RateSearch(
         tuple(found["rates"]),
         tuple(found["losses"]),
@@ -122,7 +122,7 @@ def _sweep(session: Session, *, first: float, last: float, steps: int) -> dict[s
         rates.append(first * (last / first) ** (len(rates) / (steps - 1)))
         session.set_learning_rate(rates[-1])
         losses.append(float(session.step(batch)))
-        smoothed = _smoothed(losses)
+        smoothed = smoothed_losses(losses)
         if not math.isfinite(losses[-1]) or smoothed[-1] > _DIVERGED * min(smoothed):
             break
     return {
@@ -132,7 +132,7 @@ def _sweep(session: Session, *, first: float, last: float, steps: int) -> dict[s
     }
 
 
-def _smoothed(losses: Sequence[float]) -> list[float]:
+def smoothed_losses(losses: Sequence[float]) -> list[float]:
     """Exponential moving means, each divided by the sum of its weights."""
     mean, means = 0.0, []
     for count, loss in enumerate(losses, start=1):
@@ -141,7 +141,7 @@ def _smoothed(losses: Sequence[float]) -> list[float]:
     return means
 
 
-def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
+def steepest_rate(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
     """Rate at which the smoothed loss falls fastest over the logarithm of the rate."""
     count = len(rates)
     window = max(1, count // _WINDOW)

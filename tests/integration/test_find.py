@@ -14,7 +14,7 @@ import pytest
 from integration.session_specs import spec
 
 import isotrain
-from isotrain.analysis.find.rate import _smoothed, _steepest
+from isotrain.analysis.find.rate import smoothed_losses, steepest_rate
 from isotrain.core.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("reference")
@@ -41,16 +41,16 @@ def broken(inputs: np.ndarray, targets: np.ndarray, random: Any) -> Any:
 def test_the_suggestion_is_where_the_loss_falls_fastest() -> None:
     rates = [10.0 ** (-4 + step / 20) for step in range(100)]
     losses = [2 - math.tanh(2 * (math.log10(rate) + 2)) for rate in rates]
-    suggestion = _steepest(rates, _smoothed(losses))
+    suggestion = steepest_rate(rates, smoothed_losses(losses))
     assert suggestion is not None
     assert 0.005 < suggestion < 0.2  # smoothing comes late
-    assert _steepest(rates, [1.0] * 100) is None
-    assert _steepest(rates[:2], [1.0, 0.5]) is None
+    assert steepest_rate(rates, [1.0] * 100) is None
+    assert steepest_rate(rates[:2], [1.0, 0.5]) is None
 
 
 def test_smoothed_losses_are_weighted_means() -> None:
-    assert _smoothed([3.0] * 5) == pytest.approx([3.0] * 5)
-    assert _smoothed([1.0, 3.0]) == pytest.approx([1.0, (0.95 + 3) / 1.95])
+    assert smoothed_losses([3.0] * 5) == pytest.approx([3.0] * 5)
+    assert smoothed_losses([1.0, 3.0]) == pytest.approx([1.0, (0.95 + 3) / 1.95])
 
 
 def test_the_rate_rises_until_the_loss_diverges(
