@@ -12,6 +12,7 @@ import numpy as np
 from integration.tensorflow_group_run import (
     CHECKS,
     RUNS,
+    STATE,
     Found,
     Run,
     any_length_model,
@@ -310,6 +311,26 @@ def gather_negative_zeros(group: Any) -> Found:
 @check
 def shards_in_subgroups_arrive_with_the_bits_as_sent(run: Run) -> None:
     run.together(gather_negative_zeros)
+
+
+def step_locally_with_one_sample(group: Any) -> Found:
+    """A local step with momenta, of which only replica 0 has a sample; zeros all state then, equal on all."""
+    first, second = batches(group, regression(2), 2)[0], batches(group, regression(1), 1)[0]
+    group.synchronous_step(first, 0.125)
+    before = {r: group.read_state(("optimizer",), replica=r) for r in group.local_replicas}
+    group.local_step(second, 0.125)
+    for replica, state in before.items():
+        after = group.read_state(("optimizer",), replica=replica)
+        momenta = [name for name in state if "momentum" in name]
+        changed = [name for name in momenta if (after[name] != state[name]).any()]
+        assert changed == ([] if replica else momenta), (replica, changed)
+    group.write_state({n: np.zeros_like(v) for n, v in group.read_state(STATE).items()})
+    return {"losses": {}}
+
+
+@check
+def a_replica_without_samples_keeps_its_momenta(run: Run) -> None:
+    run.together(step_locally_with_one_sample)
 
 
 @check
