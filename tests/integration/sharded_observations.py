@@ -75,7 +75,7 @@ def _refusals(session: Session) -> dict[str, str]:
     found = {}
     for name, layer in made.items():
         model = keras.Sequential([keras.Input((2,)), layer])
-        trainer = ShardedKerasTrainer(session.spec, model)
+        trainer = ShardedKerasTrainer(session.spec, model, {})
         try:
             trainer.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
             trainer.loss_module(torch.ones(1, 2), torch.ones(1, 2))
@@ -123,7 +123,7 @@ def _refusals_of_native(session: Session) -> dict[str, str]:
     }
     found = {}
     for name, model in models.items():
-        trainer = ShardedNativeTrainer(session.spec, model, torch.device("cpu"))
+        trainer = ShardedNativeTrainer(session.spec, model, torch.device("cpu"), {})
         try:
             trainer.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
             trainer.loss_module(torch.ones(1, 2).double(), torch.ones(1, 2).double())
@@ -186,7 +186,7 @@ def _taken_apart(session: Session, layer: Any) -> Any:
     from isotrain.plugin import SHARD, DeviceMesh
 
     group: Any = session.group
-    trainer = ShardedKerasTrainer(session.spec, keras.Sequential([keras.Input((4,)), layer]))
+    trainer = ShardedKerasTrainer(session.spec, keras.Sequential([keras.Input((4,)), layer]), {})
     trainer.shard_weights(group.communicator, DeviceMesh({SHARD: session.replicas}), 1)
     return trainer
 
