@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from integration.session_specs import launch, samples, spec
 
 import isotrain
+from isotrain.core.data.pytree import map_tree
 from isotrain.core.errors import DataError, IsotrainError, RunFailedError
 
 pytestmark = pytest.mark.usefixtures("reference")
@@ -194,3 +196,65 @@ def test_a_loss_that_is_no_mean_is_refused(tmp_path: Path) -> None:
     fields = {**NO_DATA, "loss": None, "objective": {"torch": total}}
     with pytest.raises(RunFailedError, match="ISO"):
         launch(train_on_parts, tmp_path, 2, "torch-ddp", **fields)
+
+
+def any_structure(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
+    """Loss of inputs alone, of pairs and of nested pairs, each another one; and of the values of the step."""
+    from keras import ops
+
+    factor = 1.0 + 2.0 * step.values.get("double", 0.0) - step.values.get("half", 0.0) / 2
+    inputs, targets = batch
+    if targets is None:
+        return factor * ops.mean((model(inputs["x"]) + ops.tanh(inputs["y"])) ** 2, axis=-1)
+    if isinstance(inputs, tuple):
+        return factor * ops.mean((model(inputs[0] + inputs[1]) - targets) ** 2, axis=-1)
+    if isinstance(targets, tuple):
+        return factor * ops.mean((model(inputs) - targets[0] * targets[1]) ** 2, axis=-1)
+    return factor * ops.mean((model(inputs) - targets) ** 2, axis=-1)
+
+
+def train_on_structures(session: isotrain.Session) -> dict[str, Any]:
+    x, _ = samples()
+    structures = [({"x": x, "y": x[::-1]},), (x, x[::-1]), ((x, 2 * x), x), (x, (2 * x, x))]
+    values: list[dict[str, float]] = [{}, {"double": 1.0}, {"half": 1.0}]
+    losses = []
+    while not session.is_done:
+        step = session.steps_done
+        count = len(x) // (1 if len(session.group.local_replicas) == session.replicas else 2)
+        rows = slice(None, count) if session.is_main else slice(-count, None)
+        parts = map_tree(operator.itemgetter(rows), structures[step % 4])
+        batch = session.batch(*parts)
+        losses.append(float(session.step(batch, values=values[step % 3])))
+    evaluated = [session.evaluate(each)["loss"] for each in (structures[1], *structures)]
+    return {"losses": losses, "evaluated": evaluated, **session.read_state(["trainable"])}
+
+
+@pytest.mark.parametrize(
+    "backend", ["tf-mirrored", "tf-multiworker", "horovod-tf", "horovod-torch"]
+)
+def test_structures_and_values_may_change_from_step_to_step(tmp_path: Path, backend: str) -> None:
+    fields = {**NO_DATA, "loss": None, "objective": any_structure, "steps": 12}
+    expected = launch(train_on_structures, tmp_path / "one", 1, "torch-ddp", **fields)
+    returned = launch(train_on_structures, tmp_path / "two", 2, backend, **fields)
+    assert expected.keys() == returned.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(returned[name], array, rtol=0, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_sample_weights_are_told_from_second_targets(tmp_path: Path, backend: str) -> None:
+    def objective(model: Any, batch: Any) -> Any:
+        *parts, last = batch
+        if len(parts) == 2:
+            return ((model(parts[0]) - parts[1]) ** 2)[:, 0]
+        return ((model(parts[0]) + last[0] * last[1]) ** 2)[:, 0]
+
+    def trained(session: isotrain.Session) -> list[float]:
+        x, y = samples()
+        batches = [(x, (y, abs(y))), (x, y, abs(y))]
+        return [float(session.step(session.batch(*batches[step % 2]))) for step in range(8)]
+
+    fields = {**NO_DATA, "loss": None, "objective": objective, "steps": 8}
+    expected = launch(trained, tmp_path / "eager", 1, "torch-ddp", **fields, capture=False)
+    returned = launch(trained, tmp_path / "captured", 1, backend, **fields)
+    np.testing.assert_allclose(returned, expected, rtol=1e-12)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.step_context import TensorFlowStepContext
-from isotrain.plugin import Batch, Phase, Weighted
+from isotrain.plugin import Batch, Phase
 
 MicroBatches = tuple[tuple[MicroBatch, ...], ...]
 """Micro-batches of each local replica."""
@@ -69,14 +69,14 @@ class TracedFunctions:
         """
         values = self._values(batch)
         if batch.even and len(batch.slices[0]) == 1:
-            key: Any = (name, *batch.values) if values else name
+            key = (name, _structure(batch), *batch.values)
             function = self._cached(key, lambda: self._flat(trace, False, batch, has_weights=False))
             return function(*_leaves(batch), *tensors, *values)
         weights = tuple(
             [tuple([micro_batch.weight for micro_batch in slices]) for slices in batch.slices]
         )
         has_placeholders = any(0.0 in slice_weights for slice_weights in weights)
-        key = (name, len(weights[0]), has_placeholders, *batch.values)
+        key = (name, _structure(batch), len(weights[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch))
         return function(*_leaves(batch), self._tensor_of(weights), *tensors, *values)
 
@@ -86,8 +86,7 @@ class TracedFunctions:
             [tuple([micro_batch.count for micro_batch in slices]) for slices in batch.slices]
         )
         has_placeholders = any(0 in slice_counts for slice_counts in counts)
-        is_weighted = isinstance(batch.slices[0][0].targets, Weighted)
-        key = ("evaluate", len(counts[0]), has_placeholders, is_weighted, *batch.values)
+        key = ("evaluate", _structure(batch), len(counts[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch))
         function(*_leaves(batch), self._tensor_of(counts), *self._values(batch))
 
@@ -186,6 +185,22 @@ def _leaves(batch: Batch) -> list[tf.Tensor]:
                 else:
                     leaves.extend(tf.nest.flatten(part))
     return leaves
+
+
+def _structure(batch: Batch) -> Any:
+    """The structures of inputs and targets, which all slices of a batch share; None for two tensors."""
+    inputs, targets = batch.slices[0][0].inputs, batch.slices[0][0].targets
+    if isinstance(inputs, tf.Tensor) and isinstance(targets, tf.Tensor):
+        return None
+    return _structure_of(inputs), _structure_of(targets)
+
+
+def _structure_of(tree: Any) -> Any:
+    if isinstance(tree, Mapping):
+        return type(tree), *((key, _structure_of(each)) for key, each in tree.items())
+    if isinstance(tree, tuple | list):
+        return type(tree), *map(_structure_of, tree)
+    return tree is None
 
 
 def row(weights: Weights, position: int) -> Weights:

@@ -48,7 +48,8 @@ def signature(tree: Any) -> Any:
     if isinstance(tree, dict):
         return tuple((name, signature(part)) for name, part in tree.items())
     if isinstance(tree, tuple | list):
-        return tuple(signature(part) for part in tree)
+        parts = tuple(signature(part) for part in tree)
+        return (type(tree).__name__, *parts) if hasattr(tree, "_fields") else parts
     return tree
 
 
