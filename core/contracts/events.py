@@ -32,11 +32,24 @@ class Event:
         return json_line(self.to_dict()).encode() + b"\n"
 
 
-OnEvent = Callable[[Event], None]
-"""Callback for every event as it arrives."""
+STOP = "stop"
+"""What a callback returns to end the training early, after a step."""
 
-OnPlainEvent = Callable[[Mapping[str, Any]], None]
-"""A user's callback for every event, as a mapping."""
+OnEvent = Callable[[Event], str | None]
+"""Callback for every event as it arrives; may return `STOP`."""
+
+OnPlainEvent = Callable[[Mapping[str, Any]], Any]
+"""A user's callback for every event, as a mapping; may return `STOP`."""
+
+
+def with_stop(on_event: OnEvent, request_stop: Callable[[], None]) -> OnEvent:
+    """A callback that also calls `request_stop` whenever `on_event` returns `STOP`."""
+
+    def listen(event: Event) -> None:
+        if on_event(event) == STOP:
+            request_stop()
+
+    return listen
 
 
 @dataclass(frozen=True, kw_only=True)

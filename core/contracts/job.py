@@ -68,6 +68,7 @@ class Job:
         resume: Folder or URL of the checkpoint to resume from; None to start anew.
         ignored_log_lines: Log lines that explain no failure; see `Adapter`.
         interface: Network interface for communication between hosts; None for the default.
+        may_stop: Whether the launching process may request that training ends early.
     """
 
     work: Work
@@ -78,3 +79,4 @@ class Job:
     resume: str | None = None
     ignored_log_lines: tuple[str, ...] = ()
     interface: str | None = None
+    may_stop: bool = False

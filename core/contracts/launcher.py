@@ -228,7 +228,8 @@ class Launcher(ABC):
         Args:
             job: Work of every process; `job.plan.processes` lists the processes.
             directory: Run directory.
-            on_event: Callback for every event as it arrives, called in this process.
+            on_event: Callback for every event as it arrives, called in this process. If it returns `STOP`,
+                training shall end early, which `request_stop` on the status page of rank 0 requests.
             first_port: First of consecutive ports to use; None: any free ports.
 
         Returns:

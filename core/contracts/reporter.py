@@ -44,6 +44,8 @@ _SAVE, _END = PAGE_BYTES - 2, PAGE_BYTES - 3
 """Offsets of the bytes by which the launcher requests a checkpoint, and an end after it."""
 _ACCEPTS_REQUESTS = PAGE_BYTES - 4
 """Offset of the byte by which a process says that its loop polls for requests."""
+_STOP = PAGE_BYTES - 5
+"""Offset of the byte by which the launcher requests that training ends early."""
 _POLL_SECONDS = 0.002
 
 
@@ -91,6 +93,11 @@ def allow_exit(page: mmap.mmap) -> None:
 def request_checkpoint(page: mmap.mmap, *, and_end: bool) -> None:
     """Requests a checkpoint of a process, by its status page."""
     page[_END if and_end else _SAVE] = 1
+
+
+def request_stop(page: mmap.mmap) -> None:
+    """Requests of a process, by its status page, that training ends early."""
+    page[_STOP] = 1
 
 
 def accepts_requests(page: mmap.mmap) -> bool:
@@ -260,6 +267,11 @@ class Reporter:
         end, save = bool(self._page[_END]), bool(self._page[_SAVE])
         self._page[_SAVE] = 0
         return CheckpointRequest(save=save or end, end=end)
+
+    @property
+    def is_stop_requested(self) -> bool:
+        """Whether the launcher has requested that training ends early."""
+        return bool(self._page[_STOP])
 
     @property
     def has_listener(self) -> bool:

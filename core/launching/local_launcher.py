@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import OnEvent
+from isotrain.core.contracts.events import OnEvent, with_stop
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
@@ -50,7 +50,7 @@ class LocalLauncher(Launcher):
             cleanup.callback(terminate_all, processes)
             for process in processes:
                 guard.watch(process.start(starter, payload))
-            _watch(processes, job, on_event)
+            _watch(processes, job, with_stop(on_event, processes[0].request_stop))
             # late, because it imports NumPy
             from isotrain.core.launching.run_directory.return_values import load_value
 

@@ -56,6 +56,7 @@ def run_job(
     resume: str | None = None,
     interface: str | None = None,
     launcher: JobLauncher | None = None,
+    may_stop: bool = False,
 ) -> list[Any]:
     """Runs `work` on every rank of a plan; all rank processes have ended when this returns.
 
@@ -70,6 +71,7 @@ def run_job(
         resume: Checkpoint from which every session resumes.
         interface: Network interface that ranks started by a scheduler must use.
         launcher: Replaces the launcher of the plan where the processes are started already.
+        may_stop: Whether `on_event` may return `STOP`.
 
     Returns:
         Return values of `work`, by rank.
@@ -90,14 +92,15 @@ def run_job(
         resume,
         ignored_log_lines,
         interface,
+        may_stop,
     )
 
     listener_errors: list[OSError] = []
 
-    def record(event: Event) -> None:
+    def record(event: Event) -> str | None:
         _keep(event, directory)
         try:
-            on_event(event)
+            return on_event(event)
         except OSError as error:
             listener_errors.append(error)
             raise

@@ -12,6 +12,7 @@ from isotrain.core.contracts.reporter import (
     accepts_requests,
     read_status,
     request_checkpoint,
+    request_stop,
 )
 from isotrain.core.launching.run_directory.pipes import LineReader
 
@@ -44,6 +45,10 @@ class LocalReporter:
     def request_checkpoint(self, *, and_end: bool) -> None:
         """Requests a checkpoint from the training loop, and with `and_end` the end of the run after it."""
         request_checkpoint(self._page, and_end=and_end)
+
+    def request_stop(self) -> None:
+        """Requests that training ends early."""
+        request_stop(self._page)
 
     @property
     def accepts_requests(self) -> bool:

@@ -190,9 +190,9 @@ def _run_rank(group: WorkerGroup, job: Job, folder: Path) -> tuple[list[Any], st
     assert isinstance(rendezvous, RendezvousClient)
     channel = rendezvous.channel
     with rendezvous.broadcasting_errors():
-        assignment = group.exchange_plan(job.plan, folder, None)
+        assignment = group.exchange_plan(job, folder)
     key = rendezvous.key.derive("parameter-server run")
-    job = replace(job, key=key, resume=assignment.resume)
+    job = replace(job, key=key, resume=assignment.resume, may_stop=assignment.may_stop)
     reporter = LocalReporter(group.rank)
 
     def send_returned(value: Any) -> None:

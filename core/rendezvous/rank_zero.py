@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.events import OnEvent
+from isotrain.core.contracts.events import OnEvent, with_stop
 from isotrain.core.contracts.job import Job
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.supervisor import Supervisor
@@ -54,7 +54,7 @@ class RankZeroLauncher:
         """
         rendezvous = self._group.rendezvous
         assert isinstance(rendezvous, RendezvousHost)
-        assignment = self._group.exchange_plan(job.plan, directory, job.resume)
+        assignment = self._group.exchange_plan(job, directory)
         rendezvous.close_server()
         job = replace(job, key=rendezvous.key.derive("parameter-server run"))
         reporter, channels = LocalReporter(0), rendezvous.channels
@@ -73,7 +73,11 @@ class RankZeroLauncher:
 
         with _run_environment(job, reporter, list(channels.values())):
             supervisor = Supervisor(
-                [local, *others], job.plan.timeouts, on_event, begin, job.ignored_log_lines
+                [local, *others],
+                job.plan.timeouts,
+                with_stop(on_event, reporter.request_stop),
+                begin,
+                job.ignored_log_lines,
             )
             worker.start()
             with _broadcasting_failure(rendezvous, supervisor, worker):

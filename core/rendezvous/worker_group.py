@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.cluster_environment import ClusterInfo, ClusterLayout
+from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.process import Address, ProcessContext, ProcessInfo
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
@@ -87,19 +88,19 @@ class WorkerGroup:
         """Rank of this process."""
         return self.rendezvous.cluster_info.rank
 
-    def exchange_plan(self, plan: Plan, folder: Path, resume: str | None) -> RunAssignment:
+    def exchange_plan(self, job: Job, folder: Path) -> RunAssignment:
         """Checks that all processes have the same plan, and distributes rank 0's decisions. Collective.
 
         Args:
-            plan: Plan as this process has made it.
+            job: Job as this process has made it; of `resume` and `may_stop` only rank 0's count.
             folder: On rank 0 the run directory; elsewhere a local folder to use if that is not visible.
-            resume: Checkpoint to resume from; only rank 0's counts.
 
         Raises:
             PlanError: The plans differ, or a process cannot see a file that it needs.
         """
+        plan = job.plan
         require_equal(self.rendezvous, {"plan": plan.to_dict()})
-        with self._rank_zero_decision(plan, folder, resume) as local_decision:
+        with self._rank_zero_decision(job, folder) as local_decision:
             decision = self.rendezvous.agree({}, lambda facts: local_decision)
             run_directory = Path(decision["directory"])
             is_visible = Path(decision["marker"]).is_file()
@@ -107,12 +108,10 @@ class WorkerGroup:
         context = self._context(
             plan, run_directory if is_visible else folder, decision["extra_ports"]
         )
-        return RunAssignment(context, run_directory, decision["resume"])
+        return RunAssignment(context, run_directory, decision["resume"], decision["may_stop"])
 
     @contextlib.contextmanager
-    def _rank_zero_decision(
-        self, plan: Plan, folder: Path, resume: str | None
-    ) -> Iterator[dict[str, Any]]:
+    def _rank_zero_decision(self, job: Job, folder: Path) -> Iterator[dict[str, Any]]:
         """Rank 0's decision (empty on other ranks); in this context its marker files exist."""
         if self.rank:
             yield {}
@@ -120,8 +119,9 @@ class WorkerGroup:
         host, _ = self.addresses[0]
         decision = {
             "directory": str(folder.absolute()),
-            "resume": _absolute(resume),
-            "extra_ports": PORT_LEASES.extra_ports(host, plan.extra_ports, self.port),
+            "resume": _absolute(job.resume),
+            "may_stop": job.may_stop,
+            "extra_ports": PORT_LEASES.extra_ports(host, job.plan.extra_ports, self.port),
         }
         with (
             marker_file(folder) as marker,
@@ -183,11 +183,13 @@ class RunAssignment:
         context: Process context of this process.
         directory: Run directory, on rank 0's host.
         resume: Checkpoint that the run resumes from.
+        may_stop: Whether rank 0 may request that training ends early.
     """
 
     context: ProcessContext
     directory: Path
     resume: str | None
+    may_stop: bool
 
 
 def _absolute(location: str | None) -> str | None:

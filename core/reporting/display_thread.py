@@ -15,7 +15,7 @@ from isotrain.core.contracts.reporter import MOST_BYTES, EventQueue, Item
 _INTERRUPTED_SECONDS = 2.0
 """Seconds that the display has for the remaining events when this program is interrupted."""
 
-Display = AbstractContextManager[Callable[[Item], None]]
+Display = AbstractContextManager[Callable[[Item], object]]
 """A context whose value is a function that shows one event."""
 
 

@@ -56,6 +56,7 @@ class _StoredResult:
     final_loss: float
     metrics: dict[str, float]
     strategy_report: dict[str, Any]
+    stopped_early: bool
     timings: dict[str, float]
     plan: dict[str, Any]
     versions: dict[str, str]
@@ -70,6 +71,8 @@ class RunResult(_StoredResult):
         final_loss: Mean loss of the last step's global batch.
         metrics: Metrics of the last epoch, by name.
         strategy_report: Measurements of the strategy; empty for most.
+        stopped_early: Whether the run ended well before its last step: by early stopping, `session.stop` or
+            `on_event`.
         timings: Seconds, and samples per second, by name; see `docs/results.md`.
         plan: Plan of the run, completed with measured numbers.
         versions: Version of every package that took part, by name.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from isotrain.core.contracts.cluster_environment import ClusterInfo
-from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent, Output
+from isotrain.core.contracts.events import STOP, Event, OnEvent, OnPlainEvent, Output
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan
@@ -137,10 +137,11 @@ class RunController:
                 self.resolved, self.plan, directory, checkpoint, options.get("max_restarts", 0)
             )
 
-            def on_event(event: Event) -> None:
+            def on_event(event: Event) -> str | None:
                 restarts.note_steps(event)
-                show(event)
+                answer = show(event)
                 dispatcher.dispatch(event)
+                return answer
 
             while True:
                 try:
@@ -155,6 +156,7 @@ class RunController:
                         resume=restarts.location,
                         interface=options.get("interface"),
                         launcher=launcher,
+                        may_stop=options.get("on_event") is not None,
                     )
                     break
                 except (NotANumberError, EndedError):
@@ -268,6 +270,19 @@ def _require_no_restarts(max_restarts: int, cluster: ClusterInfo) -> None:
         )
 
 
+class _UserListener:
+    """A user's `on_event` as a callback; once that has returned `STOP`, this returns it for each event."""
+
+    def __init__(self, on_event: OnPlainEvent) -> None:
+        self._on_event = on_event
+        self._stops = False
+
+    def __call__(self, event: Event) -> str | None:
+        answer = self._on_event(event.to_dict())
+        self._stops |= isinstance(answer, str) and answer == STOP
+        return STOP if self._stops else None
+
+
 @contextlib.contextmanager
 def _display(
     plan: Plan, directory: Path, ranks: Sequence[int], on_event: OnPlainEvent | None
@@ -275,7 +290,7 @@ def _display(
     """Shows the events of a run and the output of chosen ranks, by a user's function or on the screen."""
     display: contextlib.AbstractContextManager[OnEvent]
     if on_event is not None:
-        display = contextlib.nullcontext(lambda event: on_event(event.to_dict()))
+        display = contextlib.nullcontext(_UserListener(on_event))
     else:
         from isotrain.core.reporting.display_thread import threaded_display
         from isotrain.core.reporting.progress import automatic
@@ -300,11 +315,11 @@ def shown_ranks(folder: Path, ranks: Sequence[int], show: OnEvent) -> Iterator[O
     others = [rank for rank in dict.fromkeys(ranks) if rank != 0]
     lock = threading.Lock()
 
-    def on_event(event: Event) -> None:
+    def on_event(event: Event) -> str | None:
         if isinstance(event, Output) and event.rank not in ranks:
-            return
+            return None
         with lock:
-            show(event)
+            return show(event)
 
     with _follow_logs(folder, others, on_event) if others else contextlib.nullcontext():
         yield on_event

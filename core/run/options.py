@@ -15,7 +15,8 @@ class ResumeOptions(TypedDict, total=False):
 
     Attributes:
         replicas: Number of replicas; left out: one per GPU that can be used, or one.
-        on_event: Function that gets each event of the run as a mapping; left out: a progress display.
+        on_event: Function that gets each event of the run as a mapping; left out: a progress display. If it
+            returns `stop`, training ends early.
         port: First port that the backend may use; left out: free ports are found.
         launcher: Name of the launcher; left out: `local`, which starts the processes on this machine.
         launcher_options: Options of the launcher, such as `{"hosts": "node1:2,node2:2"}`.

@@ -62,6 +62,7 @@ class Session:
         server_connection: ServerConnection | None = None,
         *,
         resumes: bool = False,
+        may_stop: bool = False,
     ) -> None:
         """Builds the model, connects to the other processes and loads the data. Collective.
 
@@ -72,6 +73,7 @@ class Session:
             reporter: Sends events to the launcher.
             server_connection: Connection to the parameter server; needed in parameter-server runs only.
             resumes: Whether `restore` is called next: initial weights are not read then.
+            may_stop: Whether the launcher may request that training ends early.
         """
         self.stopwatch = Stopwatch()
         self._session_context = session_context = build_session_context(
@@ -85,7 +87,9 @@ class Session:
         self.initial_weights = session_context.initial_weights
         self.notes: dict[str, Any] = {}
         self._reporter = reporter
-        self._training = training = TrainLoop(session_context, reporter, self.stopwatch)
+        self._training = training = TrainLoop(
+            session_context, reporter, self.stopwatch, may_stop=may_stop
+        )
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
         self._log = SessionLog(self.group, self._trainer_state, self._step_logger)
         self._evaluation = Evaluator(

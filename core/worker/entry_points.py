@@ -102,6 +102,7 @@ def train(session: Session) -> dict[str, Any] | None:
         final_loss=session.last_loss,
         metrics=metrics,
         strategy_report=session.strategy_report,
+        stopped_early=session.steps_done < session.total_steps,
         timings=session.stopwatch.timings(),
         plan=session.plan.to_dict(),
         versions=session.versions,

@@ -178,7 +178,13 @@ def run_job_in_worker(
             return None
     resumes = job.resume is not None
     session = Session(
-        resolved_spec, job.plan, context, reporter, server_connection, resumes=resumes
+        resolved_spec,
+        job.plan,
+        context,
+        reporter,
+        server_connection,
+        resumes=resumes,
+        may_stop=job.may_stop,
     )
     if session.is_main and session.initial_weights is not None and not resumes:
         report = json_page(session.initial_weights.to_dict())

@@ -22,6 +22,7 @@ from isotrain.core.contracts.reporter import (
     allow_exit,
     read_status,
     request_checkpoint,
+    request_stop,
 )
 from isotrain.core.launching.forkserver.process_handle import ProcessArgs, ProcessHandle
 from isotrain.core.launching.forkserver.process_starter import ProcessStarter
@@ -142,6 +143,10 @@ class RankProcess:
     def request_checkpoint(self, *, and_end: bool) -> None:
         """Requests a checkpoint, and the end of the run after it if `and_end`."""
         request_checkpoint(self._page, and_end=and_end)
+
+    def request_stop(self) -> None:
+        """Requests that training ends early."""
+        request_stop(self._page)
 
     @property
     def accepts_requests(self) -> bool:

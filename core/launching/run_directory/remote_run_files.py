@@ -93,7 +93,7 @@ class FileReceiver:
             del self._received_bytes[part.name]
             partial.replace(self._folder / part.name)
 
-    def close(self, warn: Callable[[str], None]) -> None:
+    def close(self, warn: Callable[[str], object]) -> None:
         """Removes incomplete files.
 
         Args:

@@ -22,6 +22,7 @@ from isotrain.core.contracts.events import (
     OnEvent,
     Output,
     event_from_dict,
+    with_stop,
 )
 from isotrain.core.contracts.job import InternalWork, Job, PluginChoice, Work
 from isotrain.core.contracts.launcher import RankCommand, Submission
@@ -93,7 +94,8 @@ def run_on_scheduler(
         append_to_log(directory, process.rank, "")
     try:
         with SchedulerProcess(submission, log, environment_for(submission, command)) as scheduler:
-            last_event = _follow(scheduler, command.name, directory, on_event)
+            listen = _noting_stop(on_event, launcher)
+            last_event = _follow(scheduler, command.name, directory, listen)
             status = 0 if "event" in last_event else scheduler.status()
     finally:
         marker.unlink()
@@ -103,6 +105,19 @@ def run_on_scheduler(
     _raise_if_error(last_event)
     values = _load_returned(directory) if isinstance(job.work, InternalWork) else [last_event]
     return [_result(each, job.plan) for each in values]
+
+
+def _noting_stop(on_event: OnEvent, launcher: str) -> OnEvent:
+    """A callback that notes once that a request to stop does not reach the ranks."""
+    texts = [
+        f"on_event returned 'stop', which ranks that {launcher} starts do not get: the run goes on"
+    ]
+
+    def note() -> None:
+        if texts:
+            on_event(LauncherNote(time=time.time(), text=texts.pop()))
+
+    return with_stop(on_event, note)
 
 
 def _work_options(launcher: str, work: Work) -> tuple[str, ...]:

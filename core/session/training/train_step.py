@@ -14,7 +14,7 @@ from isotrain.core.contracts.backend.group_protocols import GradientNormGroup
 from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
-from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, CheckpointRequest, Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.map_style import BatchIndexed, MapStyle
 from isotrain.core.data.refusals import LOSS, RefusedError
@@ -29,7 +29,7 @@ from isotrain.core.planning.single_sample_slices import (
     batches_with_single_sample,
     single_sample_refusal,
 )
-from isotrain.core.session.training.consensus import require_same_samples
+from isotrain.core.session.training.consensus import Consensus, require_same_samples
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.custom_batch import BatchBuilder
 from isotrain.core.session.training.global_gradients import GlobalGradients
@@ -87,10 +87,16 @@ class TrainLoop:
     """
 
     def __init__(
-        self, session_context: SessionContext, reporter: Reporter, stopwatch: Stopwatch
+        self,
+        session_context: SessionContext,
+        reporter: Reporter,
+        stopwatch: Stopwatch,
+        *,
+        may_stop: bool,
     ) -> None:
         self._strategy = session_context.strategy
         self._reporter = reporter
+        self._stop_consensus = Consensus(session_context.group) if may_stop else None
         self._stopwatch = stopwatch
         self._loader = loader = session_context.loaders.training()
         self._loaders = session_context.loaders
@@ -432,6 +438,8 @@ class TrainLoop:
         trainer_state.last_loss = loss if before is None else before + loss
         trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
         self.average.after_step(trainer_state.steps_done)
+        if not continues and self._is_stop_requested():
+            trainer_state.is_stopped = True
         is_done = trainer_state.is_done
         pause = batch.is_last_of_epoch or is_done
         if pause or trainer_state.steps_done == 1:
@@ -458,6 +466,13 @@ class TrainLoop:
             self.step_logger.log(batch.step, norms)
         reporter.enter(BETWEEN_CALLS)
         return loss
+
+    def _is_stop_requested(self) -> bool:
+        """Whether the launcher has requested that training ends early, the same on all processes."""
+        if self._stop_consensus is None:
+            return False
+        request = CheckpointRequest(end=self._reporter.is_stop_requested)
+        return self._stop_consensus.all_reduce_requests(self.trainer_state.steps_done, request).end
 
     def refusals(self, group: ReplicaGroup) -> dict[str, str]:
         """The reasons to refuse a run of several replicas, by check code; found on the first batch."""
