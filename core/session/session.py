@@ -457,7 +457,7 @@ class Session:
         with self._reporter.doing("collect metrics"):
             return self.group.collect_metrics("train")
 
-    def try_metrics(self, batch: Batch) -> None:
+    def try_metrics(self, batch: Batch) -> dict[str, float]:
         """Checks on one batch that the spec's metrics return numbers, before any training.
 
         Built-in metrics are checked only if the data has a validation part. For custom loops: call it with
@@ -466,18 +466,24 @@ class Session:
         Args:
             batch: Batch to evaluate; the state of weights and metrics is as before afterwards.
 
+        Returns:
+            Loss and metrics of the batch by name; nothing if `tries_metrics` is false.
+
         Raises:
             SpecError: A metric does not return a number.
         """
-        if self.tries_metrics:
-            self._evaluation.try_metrics(batch)
+        return self._evaluation.try_metrics(batch) if self.tries_metrics else {}
 
     @property
     def tries_metrics(self) -> bool:
         """Whether `try_metrics` evaluates anything."""
-        metrics = self.spec.metrics
-        has_custom = any(each.is_reference for each in metrics)
-        return has_custom or (bool(metrics) and self.can_evaluate)
+        specs, monitors = self.spec.update_specs.values(), bool(self.spec.monitored_metrics)
+        return any(
+            (each.metrics and self.can_evaluate)
+            or any(metric.is_reference for metric in each.metrics)
+            or (each.objective is not None and monitors)
+            for each in specs
+        )
 
     def refusals(self) -> dict[str, str]:
         """Checks on the first batch whether a run of several replicas would be refused.

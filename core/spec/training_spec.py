@@ -38,7 +38,7 @@ from isotrain.core.spec.field_types import (
     one_of_schema,
 )
 from isotrain.core.spec.initial_weights import InitialWeights, Patterns, matches
-from isotrain.core.spec.schedules import ConstantSchedule
+from isotrain.core.spec.schedules import ConstantSchedule, PlateauSchedule
 from isotrain.core.spec.sections import (
     Clip,
     Ema,
@@ -448,6 +448,14 @@ class TrainingSpec(
         return (
             {name: self.for_update(name) for name in self.updates} if self.updates else {"": self}
         )
+
+    @property
+    def monitored_metrics(self) -> list[str]:
+        """Metrics of epochs that `checkpoint.keep_best`, `early_stopping` and plateau schedules look at."""
+        schedules = [each.schedule for each in self.update_specs.values()]
+        plateaus = [each for each in schedules if isinstance(each, PlateauSchedule)]
+        keep_best = self.checkpoint.keep_best if self.checkpoint else None
+        return [each.metric for each in (keep_best, self.early_stopping, *plateaus) if each]
 
     def weights_by_update(self, names: Collection[str]) -> dict[str, list[str]]:
         """Names of the weights that each update changes, by the name of the update.

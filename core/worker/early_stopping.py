@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from isotrain.core.errors import SpecError, unknown_name
 from isotrain.core.session.training.best_metric import BestMetric
-from isotrain.core.spec.schedules import PlateauSchedule
 
 if TYPE_CHECKING:
     from isotrain.core.session.session import Session
@@ -25,11 +24,12 @@ class BestEpochTracker:
     """
 
     def __init__(self, session: Session) -> None:
-        """Continues from the session's notes; checks the monitored metrics, also that of a plateau schedule.
+        """Continues from the session's notes.
 
         Raises:
-            SpecError: The run has no metric of a monitored name.
+            SpecError: The run that continues has no metric of a monitored name.
         """
+        self._session = session
         policy, stopping = session.spec.checkpoint, session.spec.early_stopping
         keep_best = None if policy is None else policy.keep_best
         reset = session.best_step is None
@@ -45,12 +45,9 @@ class BestEpochTracker:
         )
         self._patience = 0 if stopping is None else stopping.patience
         self.restores_best = keep_best is not None and keep_best.restore
-        schedules = [each.schedule for each in session.spec.update_specs.values()]
-        plateaus = [each for each in schedules if isinstance(each, PlateauSchedule)]
-        chosen = [keep_best, stopping, *plateaus]
-        monitored = [each.metric for each in chosen if each is not None]
-        if monitored:
-            _require_metrics(monitored, session)
+        self._losses = ["loss", *(f"{update}_loss" for update in session.spec.updates or ())]
+        if session.steps_done > 0:
+            self._require_metrics()
 
     @property
     def should_stop(self) -> bool:
@@ -65,22 +62,34 @@ class BestEpochTracker:
             self._stopping.update(metrics)
         return self._best is not None and self._best.update(metrics)
 
+    def require_metrics(self, tried: Iterable[str]) -> None:
+        """Checks the names of monitored metrics before the first step, also that of a plateau schedule.
 
-def _require_metrics(monitored: list[str], session: Session) -> None:
-    """Checks the names of monitored metrics before any training, on the names of the empty metrics."""
-    if session.steps_done == 0:
-        session.notes[_METRIC_NAMES] = [*session.metrics()]
-    names = list(session.notes.get(_METRIC_NAMES, monitored))
-    evaluation = session.spec.evaluation
-    if evaluation.every_epochs or evaluation.every_steps:
-        prefixes = session.validation_prefixes
-        evaluated = ("loss", *names, *session.spec.metrics_over_all)
-        names += [f"{prefix}{name}" for prefix in prefixes for name in evaluated]
-    for metric in monitored:
-        if metric in names:
-            continue
-        called_here = metric.replace("val_", "validation_", 1) if metric[:4] == "val_" else None
-        message = unknown_name("metric of an epoch", metric, names, called_here=called_here)
-        if metric.startswith("val") and not session.can_evaluate:
-            message += " The data have no validation part: see `validation_split`."
-        raise SpecError(message)
+        Args:
+            tried: Names that `Session.try_metrics` returned, as only an objective knows those of its losses.
+
+        Raises:
+            SpecError: The run has no metric of a monitored name.
+        """
+        if self._session.spec.monitored_metrics:
+            measured = [name for name in tried if name not in self._losses]
+            names = dict.fromkeys([*self._session.metrics(), *measured])
+            self._session.notes[_METRIC_NAMES] = [*names]
+            self._require_metrics()
+
+    def _require_metrics(self) -> None:
+        session, spec = self._session, self._session.spec
+        names = list(session.notes.get(_METRIC_NAMES, spec.monitored_metrics))
+        if spec.evaluation.every_epochs or spec.evaluation.every_steps:
+            evaluated = (*self._losses, *names, *spec.metrics_over_all)
+            names += [
+                f"{prefix}{name}" for prefix in session.validation_prefixes for name in evaluated
+            ]
+        for metric in spec.monitored_metrics:
+            if metric in names:
+                continue
+            called_here = metric.replace("val_", "validation_", 1) if metric[:4] == "val_" else None
+            message = unknown_name("metric of an epoch", metric, names, called_here=called_here)
+            if metric.startswith("val") and not session.can_evaluate:
+                message += " The data have no validation part: see `validation_split`."
+            raise SpecError(message)

@@ -33,7 +33,7 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dic
     callbacks.call("on_start", session)
     for batch in session.batches():
         if batch.step == 0:
-            session.try_metrics(batch)
+            tracker.require_metrics(session.try_metrics(batch))
             if session.spec.evaluation.at_start:
                 evaluated = session.validate()
                 session.log(evaluated, step=0)

@@ -74,12 +74,12 @@ class Evaluator:
             for name, value in self.evaluate(source).items()
         }
 
-    def try_metrics(self, batch: Batch) -> None:
+    def try_metrics(self, batch: Batch) -> dict[str, float]:
         """Checks on one batch that all metrics return numbers, as `Session.try_metrics`."""
         with self._reporter.doing("try metrics"), self._group.preserving_training_state():
             with self._strategy.evaluating(self._group):
                 self._group.evaluation_step(batch)
-            self._group.collect_metrics("evaluation")
+            return self._group.collect_metrics("evaluation")
 
     def predictions(self, data: Any) -> Iterator[Any]:
         """Yields predictions, one global batch at a time: arrays `[samples of the batch, ...]`.

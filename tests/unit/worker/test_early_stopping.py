@@ -18,7 +18,8 @@ def test_a_best_value_counts_while_its_checkpoint_exists(
     spec = SimpleNamespace(
         checkpoint=CheckpointPolicy(keep_best={"metric": "loss"}),
         early_stopping=None,
-        update_specs={},
+        updates=None,
+        monitored_metrics=["loss"],
         evaluation=SimpleNamespace(every_epochs=0, every_steps=0),
     )
     notes: dict[str, Any] = {"names of metrics": ["loss"]}
