@@ -176,7 +176,11 @@ def json_schema() -> dict[str, Any]:
         ("early_stopping", ()),
     ):
         fields[name] = _with_shorthand(fields[name], choices)
-    fields["schedule"]["anyOf"].append(REFERENCE_SCHEMA)
+    update = schema["$defs"]["Update"]["properties"]
+    update["optimizer"] = _with_shorthand(update["optimizer"], OPTIMIZERS_WITH_DEFAULTS)
+    update["schedule"] = _with_shorthand(update["schedule"], SCHEDULES_WITH_DEFAULTS)
+    for schedule in (fields["schedule"], update["schedule"]):
+        schedule["anyOf"].append(REFERENCE_SCHEMA)
     fields["recompute"]["anyOf"].append({"type": "null"})
     policy = schema["$defs"]["CheckpointPolicy"]["properties"]
     policy["keep_best"] = _with_shorthand(policy["keep_best"], ())
@@ -224,7 +228,8 @@ def _override(fields: dict[str, Any], override: str) -> dict[str, Any]:
         value = yaml_loader.load(text)
     except yaml_loader.TextError as error:
         raise SpecError(f"override {override!r}: the value is not YAML: {error.reason}") from None
-    changed = _put(fields, keys, value, _SHORTHANDS.get(keys[0]), override)
+    field = keys[2] if keys[0] == "updates" and len(keys) > 2 else keys[0]
+    changed = _put(fields, keys, value, _SHORTHANDS.get(field), override)
     assert isinstance(changed, dict)
     return changed
 

@@ -65,6 +65,16 @@ def test_overrides_keep_callables() -> None:
     assert (spec.model, spec.metrics[0].name, spec.seed) == (build, build, 3)
 
 
+def test_overrides_of_an_update_whose_optimizer_is_a_name() -> None:
+    updates = {"critic": {"optimizer": "adam", "schedule": "cosine"}, "generator": {}}
+    spec = load_spec(
+        {**SMALL, "updates": updates},
+        ["updates.critic.optimizer.lr=0.5", "updates.generator.optimizer.name=adam"],
+    )
+    assert spec.for_update("critic").optimizer.lr == 0.5
+    assert spec.for_update("generator").optimizer.name == "adam"
+
+
 @pytest.mark.parametrize(
     ("override", "part"),
     [
