@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.adapter_protocols import NamedUpdatesBackend
 from isotrain.core.contracts.backend.capabilities import Availability, Capabilities, Capability
 from isotrain.core.contracts.parallel_layout import REPLICATED
 from isotrain.core.contracts.plan import split_backend
@@ -20,14 +21,21 @@ from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing import reference_model
 from isotrain.testing.check_context import CheckContext
-from isotrain.testing.checks import collectives, computations
+from isotrain.testing.checks import collectives, computations, objectives
 from isotrain.testing.checks import crashes as crash_checks
 from isotrain.testing.checks import resume as resume_checks
 from isotrain.testing.checks import state as state_checks
 from isotrain.testing.checks import training as training_checks
 from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.launching import Notes, Run, try_run
-from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of, outcome_of_processes
+from isotrain.testing.scorecard import (
+    Check,
+    Outcome,
+    Scorecard,
+    SessionCheck,
+    outcome_of,
+    outcome_of_processes,
+)
 
 STEP = Capability.SYNCHRONOUS_STEP
 STATE = Capability.NAMED_STATE
@@ -142,6 +150,7 @@ IN_SESSION = (
     _check(computations.computation_in_bfloat16, COMPUTE, Capability.BFLOAT16_COLLECTIVES),
     _check(state_checks.gradients_preserve_state, STEP, STATE, GRADIENTS),
     _check(state_checks.kept_gradients, STEP, STATE, GRADIENTS),
+    _check(objectives.own_batches, STEP, STATE),
 )
 """Checks that take a `CheckContext`, all made in one run on every process.
 
@@ -149,6 +158,44 @@ Each finishes all communication before it asserts, so that a failing process doe
 waiting. `dropout_differs` comes before any check with uneven slices, which would make the random streams of
 the replicas differ by themselves.
 """
+
+
+def _lacks_steps(adapter: Adapter) -> str | None:
+    return None if adapter.has_step_contexts else "the backend gives objectives no step"
+
+
+def _lacks_groups(adapter: Adapter) -> str | None:
+    has_groups = adapter.has_optimizer_groups
+    return None if has_groups else "the backend updates all weights with the same options"
+
+
+def _lacks_updates(adapter: Adapter) -> str | None:
+    has_updates = isinstance(adapter, NamedUpdatesBackend)
+    return None if has_updates else "the backend has no named updates (no method start_updates)"
+
+
+_NEEDS = frozenset({STEP, STATE})
+IN_OWN_SESSION = (
+    SessionCheck(
+        objectives.objective_step,
+        _NEEDS,
+        spec=reference_model.spec_with_step,
+        absence=_lacks_steps,
+    ),
+    SessionCheck(
+        objectives.optimizer_groups,
+        _NEEDS,
+        spec=reference_model.spec_with_groups,
+        absence=_lacks_groups,
+    ),
+    SessionCheck(
+        objectives.named_updates,
+        _NEEDS,
+        spec=reference_model.spec_with_updates,
+        absence=_lacks_updates,
+    ),
+)
+"""Checks that take a `CheckContext` of a session with another spec, in the processes of the same run."""
 
 
 def clean_exit(run: Run) -> None:
@@ -166,7 +213,7 @@ CRASH_CHECKS = (_check(crash_checks.crash, STEP), _check(crash_checks.hang, STEP
 RESUMES = _check(resume_checks.resumes_exactly, STEP, STATE)
 """Check that takes the backend and starts its own runs."""
 
-CHECKS = (*STATIC, *IN_SESSION, EXIT, RESUMES, *CRASH_CHECKS)
+CHECKS = (*STATIC, *IN_SESSION, *IN_OWN_SESSION, EXIT, RESUMES, *CRASH_CHECKS)
 """All checks of a backend, in the order of a scorecard."""
 
 
@@ -233,7 +280,29 @@ def run_checks(session: Session) -> dict[str, str]:
         if check.needs <= context.supported:
             problems[check.name] = _problem(check, context)
             notes.add(check.name, problems[check.name])
+    adapter = plugin_manager().backend(session.plan.backend)
+    for check in IN_OWN_SESSION:
+        if _obstacle(check, adapter) is None:
+            problems[check.name] = _problem_in_own_session(check, session, adapter)
+            notes.add(check.name, problems[check.name])
     return problems
+
+
+def _problem_in_own_session(check: SessionCheck, session: Session, adapter: Adapter) -> str:
+    spec = check.spec(adapter)
+    try:
+        with next_session(session, f"{adapter.name}-{check.name}", spec) as own_session:
+            return _problem(check, CheckContext(own_session))
+    except Exception:
+        return traceback.format_exc()
+
+
+def _obstacle(check: Check, adapter: Adapter) -> str | None:
+    """Reason to skip a check of a backend; None where it applies."""
+    obstacle = check.obstacle(adapter.capabilities_for(LAYOUT))
+    if obstacle is None and isinstance(check, SessionCheck):
+        return check.absence(adapter)
+    return obstacle
 
 
 def _run_checks_in_turn(session: Session, backends: Sequence[str]) -> list[dict[str, str]]:
@@ -261,8 +330,8 @@ def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome
     A check that ends the run early fails, and those after it are skipped.
     """
     ended_in = None
-    for check in IN_SESSION:
-        obstacle = check.obstacle(adapter.capabilities_for(LAYOUT))
+    for check in (*IN_SESSION, *IN_OWN_SESSION):
+        obstacle = _obstacle(check, adapter)
         noted = [notes[check.name] for notes in run.notes.values() if check.name in notes]
         if obstacle:
             yield check.skipped(obstacle)

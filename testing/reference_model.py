@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.step_context import StepContext
 from isotrain.core.data.dataset import DataSet
 from isotrain.testing.native_kit_models import kit_model_fields
 
@@ -41,6 +42,9 @@ START = {
     "seen/embeddings": (-0.0015920311071654508, -0.029448761916009626),
 }
 """First two initial values of each weight, for this model and `SEED`."""
+
+UPDATES = (("head", "seen"), ("hidden", "noisy"))
+"""Layers of each of two named updates; the second is due in every second step."""
 
 Inputs = dict[str, np.ndarray]
 State = dict[str, np.ndarray]
@@ -74,6 +78,31 @@ def objective(model: Any, batch: Any) -> Any:
     outputs = {name: ops.cast(value, targets.dtype) for name, value in model(inputs).items()}
     losses = ops.mean(ops.square(outputs["prediction"] - targets), axis=-1)
     return losses + outputs["seen"][:, 0] + outputs["noisy"][:, 0], outputs["prediction"]
+
+
+def step_objective(model: Any, batch: Any, step: StepContext) -> Any:
+    """Losses of `objective`, and three times the squared norm of the mean prediction, by each collective.
+
+    Each is multiplied by the value `spread`. Rows that `all_gather` misplaces add to the loss.
+    """
+    from keras import ops
+
+    losses, predictions = objective(model, batch)
+    rows, first = step.all_gather(predictions)
+    local_rows = ops.take(rows, first + ops.arange(ops.shape(predictions)[0]), axis=0)
+    misplaced = ops.sum(ops.square(local_rows - predictions), axis=-1)
+    count = ops.cast(ops.shape(rows)[0], predictions.dtype)
+    mean_by_sum = step.sum(ops.sum(predictions, axis=0)) / count
+    mean = step.mean(ops.mean(predictions, axis=0))
+    spread = (
+        ops.sum(predictions * ops.mean(rows, axis=0), axis=-1)
+        + ops.sum(ops.square(mean_by_sum))
+        + ops.sum(ops.square(mean))
+    )
+    return {
+        "fit": losses,
+        "spread": step.values["spread"] * spread + 1000 * misplaced,
+    }, predictions
 
 
 def same_sign(targets: Any, predictions: Any) -> Any:
@@ -122,6 +151,32 @@ def spec(adapter: Adapter | None = None, **changes: Any) -> dict[str, Any]:
         **kit_model_fields(adapter, model="probe_model", objective="probe_objective"),
         **changes,
     }
+
+
+def spec_with_step(adapter: Adapter) -> dict[str, Any]:
+    """Spec of the run whose objective takes a step."""
+    native = kit_model_fields(adapter, objective="probe_step_objective")
+    fields = {"objective": step_objective, "values": {"spread": 1.0}, **native}
+    return spec(adapter, **fields)
+
+
+def spec_with_groups(adapter: Adapter) -> dict[str, Any]:
+    """Spec of the run in which biases have half the rate, and the kernel of the head another momentum."""
+    groups = [
+        {"weights": "*bias", "lr_factor": 0.5},
+        {"weights": "head/kernel", "momentum": 0.25},
+    ]
+    optimizer = {"name": "sgd", "lr": RATE, "momentum": MOMENTUM, "groups": groups}
+    return spec(adapter, optimizer=optimizer)
+
+
+def spec_with_updates(adapter: Adapter) -> dict[str, Any]:
+    """Spec of the run with the named updates of `UPDATES`."""
+    updates = {
+        "_".join(layers): {"weights": [f"{layer}/*" for layer in layers], "every": every}
+        for every, layers in enumerate(UPDATES, start=1)
+    }
+    return spec(adapter, updates=updates)
 
 
 def starting_state() -> State:
@@ -214,11 +269,22 @@ class Oracle:
             "same_sign": np.mean(np.sign(predictions) == np.sign(targets), axis=1),
         }
 
-    def gradients(self, rows: np.ndarray) -> State:
-        """Gradients of the mean loss, by name, in the shapes of the weights."""
+    def spread(self, rows: np.ndarray) -> float:
+        """Squared norm of the mean prediction."""
+        return float(np.sum(self.predictions(rows).mean(axis=0) ** 2))
+
+    def gradients(self, rows: np.ndarray, spread: float = 0.0) -> State:
+        """Gradients of the mean loss, by name, in the shapes of the weights.
+
+        Args:
+            rows: Sample indices, shape [samples].
+            spread: Factor of the squared norm of the mean prediction, which is added to the loss.
+        """
         inputs, targets = samples()
         features, hidden = inputs["features"][rows], self._hidden(rows)
-        head_grad = 2 * (self.predictions(rows) - targets[rows]) / (3 * len(rows))
+        predictions = self.predictions(rows)
+        head_grad = 2 * (predictions - targets[rows]) / (3 * len(rows))
+        head_grad += spread * 2 * predictions.mean(axis=0) / len(rows)
         hidden_grad = (head_grad @ self.weights["head/kernel"].T) * (1 - hidden**2)
         seen = np.zeros((SAMPLES, 1))
         seen[rows] = 1 / len(rows)
@@ -231,10 +297,12 @@ class Oracle:
             "noisy/kernel": np.zeros((NOISE, 1)),
         }
 
-    def update(self, gradients: Mapping[str, np.ndarray]) -> None:
+    def update(
+        self, gradients: Mapping[str, np.ndarray], rate: float = RATE, momentum: float = MOMENTUM
+    ) -> None:
         """Takes one step of SGD with momentum; gradients by name, of the weights' shapes."""
         for name, gradient in gradients.items():
-            self.velocity[name] = MOMENTUM * self.velocity[name] - RATE * gradient
+            self.velocity[name] = momentum * self.velocity[name] - rate * gradient
             self.weights[name] = self.weights[name] + self.velocity[name]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
 
 Verdict = Literal["passed", "failed", "skipped"]
@@ -49,6 +50,19 @@ class Check:
     def skipped(self, reason: str) -> Outcome:
         """Outcome of a check that was not made, with the reason."""
         return Outcome(self.name, self.meaning, "skipped", reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionCheck(Check):
+    """Check in a session of its own.
+
+    Attributes:
+        spec: Makes the spec of the session.
+        absence: Tells the reason why an adapter has not what is checked; None where it has.
+    """
+
+    spec: Callable[[Adapter], Mapping[str, Any]]
+    absence: Callable[[Adapter], str | None]
 
 
 @dataclass(frozen=True)

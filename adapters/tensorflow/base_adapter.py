@@ -49,6 +49,7 @@ class TensorFlowAdapter(Adapter):
     exports = _EXPORTS
     compiler = "XLA"
     has_optimizer_groups = True
+    has_step_contexts = True
     optimizer_state_names = KerasOptimizerStateNames()
 
     def framework_availability(self) -> Availability:

@@ -40,6 +40,7 @@ class TorchAdapter(TcpParameterServer):
     exports = _EXPORTS
     compiler = "torch.compile"
     has_optimizer_groups = True
+    has_step_contexts = True
     optimizer_state_names = TorchOptimizerStateNames()
 
     @abstractmethod

@@ -105,7 +105,7 @@ def _resolve(
     """
     spec, strategy, count = resolved_spec.spec_with_model, resolved_spec.strategy, devices.replicas
     _require_framework(spec, adapter.framework)
-    _require_no_step_of_workers(spec, strategy, adapter.framework)
+    _require_step_contexts(spec, strategy, adapter)
     notes_on_updates = _updates_notes(spec, strategy, adapter)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
@@ -280,23 +280,29 @@ def _require_framework(spec: TrainingSpec, framework: str) -> None:
         each.losses(framework)
 
 
-def _require_no_step_of_workers(spec: TrainingSpec, strategy: Strategy, framework: str) -> None:
-    """Refuses objectives that take a step in parameter-server runs.
+def _require_step_contexts(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> None:
+    """Refuses objectives that take a step where strategy or backend gives them none.
 
     Raises:
-        UnsupportedError: The workers, which compute alone, would compute such an objective.
+        UnsupportedError: The workers of a parameter-server run, which compute alone, would compute such an
+            objective; or the backend has no step contexts.
     """
-    if strategy.parallel_layout.name != "parameter-server":
+    updates = spec.update_specs.values()
+    objectives = [each.for_framework("objective", adapter.framework) for each in updates]
+    takes_steps = any(callable(each) and takes_step(each) for each in objectives)
+    if not (takes_steps or spec.values or spec.frozen):
         return
-    objectives = [each.for_framework("objective", framework) for each in spec.update_specs.values()]
-    if (
-        any(callable(each) and takes_step(each) for each in objectives)
-        or spec.values
-        or spec.frozen
-    ):
+    if strategy.parallel_layout.name == "parameter-server":
+        reason = (
+            f"strategy {strategy.name!r} gives it no step, as each worker computes slices alone"
+        )
         raise UnsupportedError(
-            f"objective: strategy {strategy.name!r} gives it no step, as each worker computes slices alone."
-            " Let it take (model, batch), or use strategy data-parallel."
+            f"objective: {reason}. Let it take (model, batch), or use strategy data-parallel."
+        )
+    if not adapter.has_step_contexts:
+        raise UnsupportedError(
+            f"objective: backend {adapter.name!r} gives it no step. Let it take (model, batch), without"
+            " `values` and `frozen`."
         )
 
 

@@ -19,9 +19,11 @@ TRAINING = {
     "synchronous_step",
     "accumulation",
     "kept_gradients",
+    "own_batches",
+    "optimizer_groups",
 }
-SHORT = {"computation_in_bfloat16"}
-"""NumPy has no such type."""
+SHORT = {"computation_in_bfloat16", "objective_step", "named_updates"}
+"""NumPy has no such type, and the reference backend no such objectives."""
 EXPECTED: dict[str, set[str]] = {
     "identity-all-reduce": {
         "all_reduce_sum",
@@ -51,6 +53,7 @@ EXPECTED: dict[str, set[str]] = {
         "evaluation_changes_nothing",
         "gradients_and_apply",
         "moving_statistics",
+        "own_batches",
         "replicas_stay_equal",
         "training_metrics",
     },
@@ -74,16 +77,23 @@ EXPECTED: dict[str, set[str]] = {
     "careless": {"declarations", "unknown_choices_are_refused"},
     "noisy-close": {"clean_exit"},
     "dies-in-a-barrier": {"barrier"},
+    "uncounted-rows": {"own_batches"},
+    "careless-objectives": {"objective_step", "named_updates"},
 }
 """Broken backend to the checks that fail on it; all others pass."""
 
-NOT_ASKED = {"careless": {"send_receive", *SHORT}, "identity-under-torch": set[str]()}
+NOT_ASKED = {
+    "careless": {"send_receive", *SHORT},
+    "identity-under-torch": set[str](),
+    "careless-objectives": set[str](),
+    "noisy-close": {"optimizer_groups", *SHORT},
+}
 """Checks that are not asked for want of a capability, where these are others than in NumPy."""
 
 FORGETFUL = ("forgets-metrics",)
 """Those of which more is known when they go on from another run."""
 
-ALONE = ("noisy-close", "dies-in-a-barrier", "identity-under-torch")
+ALONE = ("noisy-close", "dies-in-a-barrier", "identity-under-torch", "careless-objectives")
 """Those that end their run, or start in another way; the others are checked in one."""
 
 

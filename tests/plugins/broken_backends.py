@@ -198,6 +198,9 @@ class NoisyClose(_Broken):
     """Cannot leave the run without an error."""
 
     name = "broken-noisy-close"
+    has_optimizer_groups = (
+        False  # no check has a session of its own, which would close the first one
+    )
     group = _NoisyClose
 
 
@@ -228,6 +231,45 @@ class IdentityUnderTorch(TorchDDP):
         return group
 
 
+class _UncountedRows(ReferenceGroup):
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        largest = super().all_reduce_max(values)
+        are_counts = min(largest) >= 0
+        return [min(value, 1.0) for value in largest] if are_counts else largest
+
+
+class UncountedRows(_Broken):
+    """Replicas count as having one row, however many they have."""
+
+    name = "broken-uncounted-rows"
+    group = _UncountedRows
+
+
+class CarelessObjectives(TorchDDP):
+    """torch-ddp, but gathered rows have no gradient, and each update trains all weights."""
+
+    name = "broken-careless-objectives"
+
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> TorchReplicaGroup:
+        group = super().start(spec, backend_config, context)
+        step = group.trainer.step
+        all_gather = step.all_gather
+        step.all_gather = lambda x: all_gather(x.detach())  # type: ignore[method-assign]
+        return group
+
+    def start_updates(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> dict[str, ReplicaGroup]:
+        updates = {
+            name: update.model_copy(update={"weights": ("*",)})
+            for name, update in spec.updates.items()
+        }
+        spec = spec.model_copy(update={"updates": updates})
+        return super().start_updates(spec, backend_config, context)
+
+
 BROKEN = (
     IdentityAllReduce,
     SumForMean,
@@ -241,6 +283,8 @@ BROKEN = (
     NoisyClose,
     DiesInABarrier,
     IdentityUnderTorch,
+    UncountedRows,
+    CarelessObjectives,
 )
 
 

@@ -47,10 +47,12 @@ class Adapter(ABC):
         sync_batchnorm_devices: Devices on which synchronized batch normalization over several replicas works.
         compiler: Compiler used where the spec says `compile`, such as `torch.compile`; None for none.
         has_optimizer_groups: Whether groups of weights may have optimizer options of their own.
+        has_step_contexts: Whether objectives get a `StepContext` as their third argument.
         parameter_server_transport: Transport of parameter-server runs, such as `tcp`; `none` without them.
         exports: File formats that its `ExportingGroup` writes; `safetensors` is always supported besides.
         conformance_models: Module with native versions of the conformance kit's models (`probe_model`,
-            `probe_objective` and `digits_model`), for backends that train no portable models.
+            `probe_objective`, `probe_step_objective` and `digits_model`), for backends that train no portable
+            models.
         optimizer_state_names: Optimizer state names of its native models, to resume in another framework.
     """
 
@@ -67,6 +69,7 @@ class Adapter(ABC):
     sync_batchnorm_devices: ClassVar[frozenset[DeviceKind]] = frozenset()
     compiler: ClassVar[str | None] = None
     has_optimizer_groups: ClassVar[bool] = False
+    has_step_contexts: ClassVar[bool] = False
     parameter_server_transport: ClassVar[str] = "none"
     exports: ClassVar[frozenset[ExportForm]] = frozenset()
     conformance_models: ClassVar[str | None] = None

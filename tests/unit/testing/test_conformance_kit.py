@@ -186,7 +186,7 @@ def test_a_process_without_results_is_a_failure() -> None:
 
 
 def test_a_failure_in_one_process_is_a_failure() -> None:
-    names = [check.name for check in backend.IN_SESSION]
+    names = [check.name for check in (*backend.IN_SESSION, *backend.IN_OWN_SESSION)]
     good = dict.fromkeys(names, "")
     found = outcomes_of({0: good, 1: {**good, names[4]: "2 != 3"}}, None)
     assert {name for name, o in found.items() if o.verdict == "failed"} == {names[4]}
@@ -368,7 +368,7 @@ def test_a_busy_machine_is_given_more_time_to_hang(
 
 
 def test_a_process_that_lingers_is_no_clean_exit() -> None:
-    names = [check.name for check in backend.IN_SESSION]
+    names = [check.name for check in (*backend.IN_SESSION, *backend.IN_OWN_SESSION)]
     good = dict.fromkeys(names, "")
     run = Run([], {0: good, 1: good}, None, 0.0, 5.5, Path())
     adapter = plugin_manager().backend("torch-ddp")
