@@ -112,6 +112,7 @@ def _cells(given: argparse.Namespace) -> list[Cell]:
         for replicas in map(int, given.replicas.split(","))
         for threads in _threads(given, replicas)
         for contender in _chosen(given.contender or ["*"])
+        if contender.name in (WORKLOADS[workload].contenders or [contender.name])
     ]
     return [cell for cell in cells if goals.is_about(cell)] if given.goals else cells
 

@@ -16,11 +16,16 @@ def build(workload: Workload) -> keras.Model:
     makers = {"mlp": lambda x: _mlp(x, workload.width), "cnn": _cnn, "transformer": _transformer}
     outputs = (makers | {"resnet_50": _resnet_50})[workload.function](inputs)
     model = keras.Model(inputs, outputs)
+    set_weights(model)
+    return model
+
+
+def set_weights(model: keras.Model) -> None:
+    """Sets the initial kernels of a model, by the names of its layers."""
     for variable in model.trainable_variables:
         layer, _, name = variable.path.rpartition("/")
         if name in ("kernel", "embeddings"):
             variable.assign(start_value(layer.replace("/", "_"), tuple(variable.shape)))
-    return model
 
 
 def _mlp(x: Any, width: int) -> Any:
@@ -41,12 +46,17 @@ def _cnn(x: Any) -> Any:
 def _transformer(x: Any) -> Any:
     x = layers.Embedding(VOCABULARY, 128, name="embedding")(x)
     for number in range(2):
-        y = layers.LayerNormalization(epsilon=1e-5, name=f"block{number}_norm0")(x)
-        x = x + layers.MultiHeadAttention(4, 32, name=f"block{number}_attention")(y, y)
-        y = layers.LayerNormalization(epsilon=1e-5, name=f"block{number}_norm1")(x)
-        y = layers.Dense(256, activation="relu", name=f"block{number}_dense0")(y)
-        x = x + layers.Dense(128, name=f"block{number}_dense1")(y)
+        x = transformer_block(x, number)
     return layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling1D()(x))
+
+
+def transformer_block(x: Any, number: int) -> Any:
+    """Attention of four heads and two dense layers, with width 128."""
+    y = layers.LayerNormalization(epsilon=1e-5, name=f"block{number}_norm0")(x)
+    x = x + layers.MultiHeadAttention(4, 32, name=f"block{number}_attention")(y, y)
+    y = layers.LayerNormalization(epsilon=1e-5, name=f"block{number}_norm1")(x)
+    y = layers.Dense(256, activation="relu", name=f"block{number}_dense0")(y)
+    return x + layers.Dense(128, name=f"block{number}_dense1")(y)
 
 
 def _resnet_50(x: Any) -> Any:

@@ -13,13 +13,18 @@ def build(workload: Workload) -> nn.Module:
     """Builds a workload's model with the initial weights that all contenders start from."""
     makers = {"mlp": lambda: Mlp(workload.width), "cnn": Cnn, "transformer": Transformer}
     model: nn.Module = (makers | {"resnet_50": ResNet50})[workload.function]()
+    set_weights(model)
+    return model
+
+
+def set_weights(model: nn.Module) -> None:
+    """Sets the initial weights of a model, by the names of its layers."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
                 _set_kernel(parameter, name.rpartition(".")[0].replace(".", "_"))
             elif name.endswith("bias"):
                 parameter.zero_()
-    return model
 
 
 def _set_kernel(parameter: nn.Parameter, layer: str) -> None:

@@ -9,8 +9,13 @@ import numpy as np
 
 CLASSES = 10
 MOMENTUM = 0.875
+BETA_1 = 0.5
 SEED = 0
 VOCABULARY = 256
+NOISE, EMBEDDING, TEMPERATURE = 64, 128, 0.125
+"""Of DCGAN the length of the noise; of CLIP that of the embeddings, and what divides their products."""
+LOOPS = ("dcgan", "clip")
+"""Workloads that need more than a model, a loss and an optimizer."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Workload:
             the steps that are not timed are compared.
         normalises_batches: Whether each replica normalises its own part of a batch, so that the losses of one
             replica are not those of two.
+        ema: Decay of a moving average of the weights; 0 for none.
+        contenders: Names of the contenders that have a program for it; empty for all.
     """
 
     name: str
@@ -46,6 +53,8 @@ class Workload:
     rate: float = 2**-6
     rounding_grows: bool = False
     normalises_batches: bool = False
+    ema: float = 0.0
+    contenders: tuple[str, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -78,7 +87,10 @@ class Workload:
         return self.name.removesuffix(f"-{self.width}").replace("-", "_")
 
     def arrays(self, channels_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """The samples, float32 or int32, and their classes, int64."""
+        """The samples, float32 or int32, and their classes, int64.
+
+        DCGAN has noise and images, float32, instead; and CLIP images, float32, and their tokens, int32.
+        """
         generator = np.random.default_rng(SEED)
         shape = (self.samples, *self.sample)
         if self.tokens:
@@ -87,6 +99,11 @@ class Workload:
             inputs = generator.standard_normal(shape).astype(np.float32)
         if channels_first and len(self.sample) == 3:
             inputs = np.ascontiguousarray(inputs.transpose(0, 3, 1, 2))
+        if self.name == "dcgan":
+            noise = generator.standard_normal((self.samples, NOISE)).astype(np.float32)
+            return noise, np.tanh(inputs)
+        if self.name == "clip":
+            return inputs, generator.integers(0, VOCABULARY, (self.samples, 32)).astype(np.int32)
         return inputs, generator.integers(0, CLASSES, self.samples)
 
     def order(self, epoch: int) -> np.ndarray:
@@ -108,6 +125,12 @@ class Workload:
                 yield order[start : start + share]
 
 
+_BY_HAND = (
+    "torch-ddp",
+    "isotrain/torch-ddp/native",
+    "tf-multiworker",
+    "isotrain/tf-multiworker/native",
+)
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -128,6 +151,22 @@ WORKLOADS = {
             rounding_grows=True,
             normalises_batches=True,
         ),
+        Workload("mlp-512", 512, (64,), 64, 16, 4, 60, 1e-3, ema=0.999, contenders=_BY_HAND),
+        Workload(
+            "dcgan",
+            0,
+            (32, 32, 3),
+            32,
+            8,
+            1,
+            12,
+            1e-2,
+            rate=2**-12,
+            rounding_grows=True,
+            normalises_batches=True,
+            contenders=_BY_HAND,
+        ),
+        Workload("clip", 0, (32, 32, 3), 32, 8, 2, 30, 1e-3, contenders=_BY_HAND),
     )
 }
 

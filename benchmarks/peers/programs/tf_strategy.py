@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from benchmarks.peers import keras_models, tf_data
 from benchmarks.peers.job import Clock, Job
+from benchmarks.peers.programs import tf_loops
 from benchmarks.peers.programs.tf_devices import mirrored_strategy, use_threads
-from benchmarks.peers.workloads import MOMENTUM
+from benchmarks.peers.workloads import LOOPS, MOMENTUM
 
 
 def main() -> None:
@@ -22,11 +23,23 @@ def main() -> None:
     strategy = (
         tf.distribute.MultiWorkerMirroredStrategy() if workers else mirrored_strategy(job.replicas)
     )
+    clock = Clock(job)
+    steps = tf_loops.training if job.workload in LOOPS else training
+    step = steps(job, strategy)
+    for inputs, targets in _batches(job, strategy):
+        clock.step_done(step(inputs, targets))
+    clock.write(int(os.environ.get("RANK", "0")))
+
+
+def training(job: Job, strategy: tf.distribute.Strategy) -> Callable[..., Any]:
+    """Step of a model with a loss and an optimizer, and an average of its weights where there is one."""
     with strategy.scope():
         model = keras_models.build(job.work)
         optimizer = keras.optimizers.SGD(job.work.rate, MOMENTUM)
         optimizer.build(model.trainable_variables)
         loss_function = keras.losses.SparseCategoricalCrossentropy(True, reduction="none")
+    weights = [variable.value for variable in model.trainable_variables]
+    averages = [tf.Variable(tf.convert_to_tensor(weight)) for weight in weights]  # of this process
 
     def replica_step(inputs: Any, targets: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -34,6 +47,9 @@ def main() -> None:
             loss = tf.nn.compute_average_loss(losses, global_batch_size=job.work.global_batch_size)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        if job.work.ema:
+            for average, weight in zip(averages, weights, strict=True):
+                average.assign_add((weight - average) * (1 - job.work.ema))
         return loss
 
     @tf.function
@@ -43,10 +59,7 @@ def main() -> None:
         )
         return tf.add_n(losses) * (job.replicas / len(losses))  # this process's mean: no collective
 
-    clock = Clock(job)
-    for inputs, targets in _batches(job, strategy):
-        clock.step_done(step(inputs, targets))
-    clock.write(int(os.environ.get("RANK", "0")))
+    return step
 
 
 def _batches(job: Job, strategy: tf.distribute.Strategy) -> Iterator[Any]:

@@ -8,18 +8,22 @@ import numpy as np
 
 import isotrain
 from benchmarks.peers.job import Clock, Job
-from benchmarks.peers.workloads import MOMENTUM, SEED, WORKLOADS
+from benchmarks.peers.workloads import BETA_1, LOOPS, MOMENTUM, SEED, WORKLOADS, Workload
 
 
 def torch_model(workload: str) -> Any:
-    """The native model of torch."""
-    from benchmarks.peers import torch_models
+    """The native model of torch, or models by name."""
+    from benchmarks.peers import torch_loops, torch_models
 
-    return torch_models.build(WORKLOADS[workload])
+    return (torch_loops if workload in LOOPS else torch_models).build(WORKLOADS[workload])
 
 
 def keras_model(workload: str) -> Any:
     """The portable model; given for TensorFlow alone, it is the native one there."""
+    if workload in LOOPS:
+        from benchmarks.peers import keras_loops
+
+        return keras_loops.build(WORKLOADS[workload])
     from benchmarks.peers import keras_models
 
     return keras_models.build(WORKLOADS[workload])
@@ -50,15 +54,33 @@ def spec(
         model_args={"workload": workload},
         data=arrays,
         data_args={"workload": workload, "channels_first": native and on_torch},
-        loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
-        optimizer={"name": "sgd", "lr": work.rate, "momentum": MOMENTUM},
+        ema=work.ema or None,
         global_batch_size=work.global_batch_size,
         epochs=work.epochs,
         seed=SEED,
         threads=threads,
         device="cpu",
+        **objectives(work, on_torch),
         **fields,
     )
+
+
+def objectives(work: Workload, on_torch: bool) -> dict[str, Any]:
+    """Fields of the spec for a workload's losses and optimizers."""
+    adam = {"name": "adam", "lr": work.rate, "beta_1": BETA_1, "epsilon": 1e-8}
+    module = f"benchmarks.peers.{'torch' if on_torch else 'keras'}_loops"
+    if work.name == "clip":
+        return {"objective": f"{module}:contrastive_loss", "optimizer": adam}
+    if work.name == "dcgan":
+        updates = {
+            name: {"objective": f"{module}:{name}_loss", "weights": f"{name}/*"}
+            for name in ("discriminator", "generator")
+        }
+        return {"updates": updates, "optimizer": adam}
+    return {
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "optimizer": {"name": "sgd", "lr": work.rate, "momentum": MOMENTUM},
+    }
 
 
 def main() -> None:
