@@ -19,9 +19,13 @@ from isotrain.adapters.keras import private as keras_private
 def carried_variables(model: keras.Layer) -> dict[str, Any]:
     """Keras variables in layers' attributes that are not among the model's weights, by canonical name."""
     weights = {id(variable) for variable in model.variables}
-    variables = [each for _, each in carried(model, keras.Variable) if id(each) not in weights]
-    unique = list({id(each): each for each in variables}.values())
-    return dict(zip(keras_model.canonical_names(unique), unique, strict=True))
+    variables = distinct(v for _, v in carried(model, keras.Variable) if id(v) not in weights)
+    return dict(zip(keras_model.canonical_names(variables), variables, strict=True))
+
+
+def distinct(variables: Iterable[Any]) -> list[Any]:
+    """Variables in order, each of them once."""
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def carried(model: keras.Layer, kind: type) -> Iterator[tuple[str, Any]]:

@@ -16,13 +16,18 @@ from isotrain.adapters.keras import private as keras_private
 from isotrain.plugin import SpecError, TrainingSpec
 
 
-def moving_statistics(model: keras.Layer) -> list[Any]:
+def moving_statistics(model: keras.Layer, per_replica: Collection[Any] = ()) -> list[Any]:
     """The floating-point weights that layers update in the forward pass, such as batch normalisation's.
 
     Frozen weights (`layer.trainable = False`) are not included: nothing updates them.
+
+    Args:
+        model: A Keras model.
+        per_replica: Weights that each replica keeps for itself, which are left out.
     """
     layers = [each for each in keras_private.layers_of(model) if not _stands_still(each)]
     updated = {id(v) for layer in layers for v in keras_private.weights_updated_by(layer)}
+    updated -= set(map(id, per_replica))
     return [
         variable
         for variable in model.non_trainable_variables

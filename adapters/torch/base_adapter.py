@@ -41,6 +41,7 @@ class TorchAdapter(TcpParameterServer):
     compiler = "torch.compile"
     has_optimizer_groups = True
     has_step_contexts = True
+    has_per_replica_state = True
     optimizer_state_names = TorchOptimizerStateNames()
 
     @abstractmethod

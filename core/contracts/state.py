@@ -107,8 +107,9 @@ StateKind = Literal[
 `optimizer`: slots and step counts. `loss-scale`: `scale`, and `steps` since it changed. `random`: random
 number generators that are not among the non-trainable weights. `metrics`: accumulators of training metrics
 since they were last collected. `execution`: execution state, what the backend keeps for communication and
-computation, such as residuals of compressed gradients. `carry`: what layers carry from one call to the next
-and is no weight, such as the states of stateful RNNs (Flax's word for it).
+computation, such as residuals of compressed gradients. `carry`: what layers carry from one call to the next,
+such as the states of stateful RNNs (Flax's word for it); weights that the spec's `per_replica` names are also
+here.
 
 `random`, `metrics`, `execution` and `carry` differ between replicas. The others are equal on all replicas
 that hold the same weights."""

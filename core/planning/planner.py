@@ -118,6 +118,7 @@ def _resolve(
     notes = [*devices.notes, *notes_on_updates, *_compile_notes(spec, strategy, adapter)]
     _require_gradient_norm(spec, strategy, count)
     notes += _average_notes(spec, strategy, count)
+    notes += _per_replica_notes(spec, strategy, adapter)
     notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
     for each in spec.update_specs.values():
         notes += adapter.check(each, options, replicas=count)
@@ -379,7 +380,7 @@ def _require_optimizer_groups(spec: TrainingSpec, adapter: Adapter) -> None:
             )
 
 
-_AVERAGED_LAYOUTS = ("replicated", "sharded")
+_UNSHARDED_LAYOUTS = ("replicated", "sharded")
 """Parallel layouts in which every replica has all weights after each step."""
 
 
@@ -408,7 +409,7 @@ def _average_notes(spec: TrainingSpec, strategy: Strategy, replicas: int) -> lis
         return []
     name = "swa" if spec.ema is None else "ema"
     layout = strategy.parallel_layout.for_replicas(replicas).name
-    if layout not in _AVERAGED_LAYOUTS:
+    if layout not in _UNSHARDED_LAYOUTS:
         raise UnsupportedError(
             f"{name}: in {layout} runs, such as those of strategy {strategy.name!r}, no replica has all"
             " weights after each step, of which an average is made. Leave it out, or use data-parallel."
@@ -421,6 +422,30 @@ def _average_notes(spec: TrainingSpec, strategy: Strategy, replicas: int) -> lis
     return [
         f"{name}: evaluation, predictions, the best checkpoint and the result use the average of the weights;"
         " it takes the memory of one more copy of them"
+    ]
+
+
+def _per_replica_notes(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list[str]:
+    """Note on state that each replica keeps for itself (`per_replica`).
+
+    Raises:
+        UnsupportedError: Backend or parallel layout have no such state.
+    """
+    if not spec.per_replica:
+        return []
+    if not adapter.has_per_replica_state:
+        raise UnsupportedError(
+            f"per_replica: backend {adapter.name!r} has no state that differs between replicas. Leave it out."
+        )
+    layout = strategy.parallel_layout.name
+    if layout not in _UNSHARDED_LAYOUTS:
+        raise UnsupportedError(
+            f"per_replica: in {layout} runs, such as those of strategy {strategy.name!r}, no replica has the"
+            " whole model with its state. Leave it out, or use data-parallel."
+        )
+    return [
+        f"per_replica: each replica keeps {', '.join(spec.per_replica)} for itself, in checkpoints too; files"
+        " of weights and exported models have replica 0's"
     ]
 
 

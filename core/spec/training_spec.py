@@ -281,6 +281,11 @@ class TrainingSpec(
         description="Equal-weight mean of the weights (stochastic weight averaging), which is evaluated and "
         "kept: {start, every}; not with ema.",
     )
+    per_replica: Annotated[Patterns, BeforeValidator(_null_as_empty)] = Field(
+        default=(),
+        description="Patterns of the names of non-trainable state that each replica keeps for itself, such "
+        "as *hidden; null for none.",
+    )
     global_batch_size: Count | None = Field(
         default=None, description="Samples per step over all replicas; not with local_batch_size."
     )
@@ -477,6 +482,29 @@ class TrainingSpec(
             update: [name for name in names if matches(name, section.weights)]
             for update, section in (self.updates or {}).items()
         }
+
+    def per_replica_names(self, trainable: Collection[str], others: Collection[str]) -> list[str]:
+        """Names of the non-trainable state that each replica keeps for itself.
+
+        Args:
+            trainable: Names of the model's trainable weights.
+            others: Names of its other weights and buffers.
+
+        Raises:
+            SpecError: A pattern fits a trainable weight, or nothing.
+        """
+        for pattern in self.per_replica:
+            if trained := [name for name in trainable if matches(name, (pattern,))]:
+                raise SpecError(
+                    f"per_replica: {pattern!r} fits trainable weights, which replicas update alike:"
+                    f" {first_of(trained, _MAX_LAYERS)}. Name non-trainable state only."
+                )
+            if not any(matches(name, (pattern,)) for name in others):
+                raise SpecError(
+                    f"per_replica: {pattern!r} fits none of the model's non-trainable state, which is"
+                    f" {first_of([*others], _MAX_LAYERS) or 'empty'}."
+                )
+        return [name for name in others if matches(name, self.per_replica)]
 
     def recomputed(self, names: Collection[str], separator: str) -> list[str]:
         """Names of the layers to recompute in the backward pass, without layers nested in such layers.

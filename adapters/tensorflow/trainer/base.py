@@ -37,6 +37,7 @@ from isotrain.adapters.tensorflow.trainer.step_context import TensorFlowStepCont
 from isotrain.adapters.tensorflow.trainer.weights import (
     carried_variables,
     moving_statistics,
+    per_replica_weights,
     require_precision,
     self_updating,
     weights_of,
@@ -110,9 +111,11 @@ class ReplicaTrainer:
         """Prepares the model for training."""
         self._trainable, self._others = weights_of(self.model, spec)
         others = self._others
-        self._keras_statistics = moving_statistics(self.model)
+        per_replica = per_replica_weights(self._trainable, others, spec)
+        self._keras_statistics = moving_statistics(self.model, per_replica.values())
         self.statistics = [native(variable) for variable in self._keras_statistics]
         self._carried = carried_variables(self.model)
+        self._carried |= {name: native(each) for name, each in per_replica.items()}
         updating = self_updating(self.model, others)
         self._self_updating = [*self._carried.values(), *map(native, updating)]
         generators = standalone_generators(spec, "tensorflow", self.model)
@@ -291,8 +294,8 @@ class ReplicaTrainer:
         No variable of a Keras model is assigned to, not even its old value: others may train it meanwhile.
         """
         is_keras = isinstance(self.model, keras.Layer)
-        updated = list(self._carried.values()) if is_keras else self.statistics
-        undo = undo_where(tf.constant(True), updated)
+        statistics = [] if is_keras else self.statistics
+        undo = undo_where(tf.constant(True), [*self._carried.values(), *statistics])
         with undo, keras.StatelessScope() if is_keras else contextlib.nullcontext():
             return self._compute[False](*micro_batch)[0][1, 1:]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -30,11 +30,31 @@ def require_precision(model: Any, precision: str) -> None:
         )
 
 
-def moving_statistics(model: Any) -> list[Any]:
-    """The weights that forward passes update without training them."""
+def moving_statistics(model: Any, per_replica: Collection[Any]) -> list[Any]:
+    """The weights that forward passes update without training them.
+
+    Args:
+        model: The built model.
+        per_replica: Weights that each replica keeps for itself, which are left out.
+    """
     if isinstance(model, keras.Layer):
-        return keras_weights.moving_statistics(model)
-    return [variable for variable in _module_weights(model)[1] if variable.dtype.is_floating]
+        return keras_weights.moving_statistics(model, per_replica)
+    left_out = set(map(id, per_replica))
+    return [
+        variable
+        for variable in _module_weights(model)[1]
+        if variable.dtype.is_floating and id(variable) not in left_out
+    ]
+
+
+def per_replica_weights(
+    trainable: Sequence[Any], others: Sequence[Any], spec: TrainingSpec
+) -> dict[str, Any]:
+    """The non-trainable weights, any shapes, that the spec lets each replica keep for itself, by name."""
+    names = canonical_names([*trainable, *others])
+    count = len(trainable)
+    by_name = dict(zip(names[count:], others, strict=True))
+    return {name: by_name[name] for name in spec.per_replica_names(names[:count], by_name)}
 
 
 def self_updating(model: Any, others: Sequence[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import torch
 
+from isotrain.adapters.keras.carried_state import distinct
 from isotrain.adapters.torch.base.pytree import digest, rolled, signature
 from isotrain.adapters.torch.graph.captured_graph import CapturedGraph
 from isotrain.adapters.torch.graph.guards.python_state import PythonState
@@ -66,7 +67,7 @@ class GraphCache:
             phase: `training` or `evaluation`, for messages.
             compiles: Whether `torch.compile` compiles the captured graphs.
             callables: Losses or an objective that are called besides layers, and may have attributes.
-            carried: Keras variables of layers that are not weights.
+            carried: Keras variables whose previous values gradients may need.
         """
         self.refusal: str | None = None
         self._compiles = compiles
@@ -74,16 +75,13 @@ class GraphCache:
         self._compute = compute
         self._model = model
         self._phase = phase
-        self._variables = [
-            *model.trainable_variables,
-            *model.non_trainable_variables,
-            *carried,
-        ]
+        others = distinct([*model.non_trainable_variables, *carried])
+        self._variables = [*model.trainable_variables, *others]
         self._carried = carried
         self._verifier = Verifier(
             compute,
             [variable.value for variable in model.trainable_variables],
-            [variable.value for variable in (*model.non_trainable_variables, *carried)],
+            [variable.value for variable in others],
             self._wrong_metrics,
         )
         self._seen: set[Any] = set()

@@ -93,7 +93,7 @@ class ReplicaTrainer(ABC):
         aliases: Further names of tied weights, by canonical name.
         statistics: Moving statistics in `frozen`, which forward passes change; averaged over replicas.
         self_updating: Tensors of `frozen` that the model itself changes, also in evaluation mode.
-        carry: State, other than weights, that layers carry from one call to the next.
+        carry: State that layers carry from one call to the next, `per_replica` weights among it.
         updated: Trainable parameters that `apply` updates: all, or this replica's shard (ZeRO).
         needs_closure: Whether the optimizer computes the loss itself, several times in a step.
         optimizer_lr_schedule: Learning-rate schedule built into the optimizer: step to rate; None if none.

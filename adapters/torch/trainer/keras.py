@@ -86,9 +86,15 @@ class KerasTrainer(ReplicaTrainer):
         self._tensors = {name: variable.value for name, variable in self._by_name.items()}
         trainable = names[: len(model.trainable_variables)]
         self.trainable = {name: self._tensors[name] for name in trainable}
-        self.statistics = [v.value for v in keras_weights.moving_statistics(model)]
+        per_replica = {
+            name: self._by_name[name]
+            for name in spec.per_replica_names(trainable, names[len(trainable) :])
+        }
+        self.statistics = [
+            v.value for v in keras_weights.moving_statistics(model, per_replica.values())
+        ]
         self.self_updating = [v.value for v in keras_weights.self_updating_weights(model)]
-        self._carried = keras_carried_state.carried_variables(model)
+        self._carried = keras_carried_state.carried_variables(model) | per_replica
         self.carry = Carry(
             keras_carried_state.layer_names(model),
             {name: variable.value for name, variable in self._carried.items()},
@@ -232,7 +238,9 @@ class KerasTrainer(ReplicaTrainer):
         self.losses["train" if training else "evaluation"] = compute.losses
         if training and self._carried:
             carried = list(self._carried.values())
-            variables = [*self._variables, *self._non_trainable, *carried]
+            variables = keras_carried_state.distinct(
+                [*self._variables, *self._non_trainable, *carried]
+            )
             return replace(
                 compute, compute=keras_carried_state.carrying(compute.compute, variables, carried)
             )

@@ -91,6 +91,11 @@ class NativeTrainer(ReplicaTrainer):
         self._evaluation_modules = EvaluationModules(model, spec.is_frozen)
         recompute(model, spec)
         self.aliases = tied_names(model)
+        parameters = dict(model.named_parameters())
+        trainable = {name for name, each in parameters.items() if each.requires_grad}
+        others = {n: each for n, each in parameters.items() if n not in trainable}
+        others |= dict(model.named_buffers())
+        per_replica = {name: others[name] for name in spec.per_replica_names(trainable, others)}
         constant_buffers = set(map(id, self._evaluation_modules.buffers))
         updated_buffers = {
             name: buffer
@@ -98,6 +103,7 @@ class NativeTrainer(ReplicaTrainer):
             if buffer.is_floating_point()
             and not spec.is_frozen(name)
             and id(buffer) not in constant_buffers
+            and name not in per_replica
         }
         self.statistics = [each for name, each in updated_buffers.items() if is_statistic(name)]
         self._local_buffers = LocalBuffers(
@@ -111,7 +117,7 @@ class NativeTrainer(ReplicaTrainer):
         self._generators = generators_of(self.model)
         self._initial_seeds = [generator.initial_seed() for generator in self._generators.values()]
         self._evaluation_modules.set_train_mode()
-        self.carry = Carry(dict(model.named_modules()), {}, device)
+        self.carry = Carry(dict(model.named_modules()), per_replica, device)
 
     def _take_update(self, spec: TrainingSpec, trainable: dict[str, torch.Tensor]) -> None:
         """Builds what the weights to train, tensors by name, any shapes, are trained by."""

@@ -48,6 +48,7 @@ class Adapter(ABC):
         compiler: Compiler used where the spec says `compile`, such as `torch.compile`; None for none.
         has_optimizer_groups: Whether groups of weights may have optimizer options of their own.
         has_step_contexts: Whether objectives get a `StepContext` as their third argument.
+        has_per_replica_state: Whether replicas may keep non-trainable state for themselves.
         parameter_server_transport: Transport of parameter-server runs, such as `tcp`; `none` without them.
         exports: File formats that its `ExportingGroup` writes; `safetensors` is always supported besides.
         conformance_models: Module with native versions of the conformance kit's models (`probe_model`,
@@ -70,6 +71,7 @@ class Adapter(ABC):
     compiler: ClassVar[str | None] = None
     has_optimizer_groups: ClassVar[bool] = False
     has_step_contexts: ClassVar[bool] = False
+    has_per_replica_state: ClassVar[bool] = False
     parameter_server_transport: ClassVar[str] = "none"
     exports: ClassVar[frozenset[ExportForm]] = frozenset()
     conformance_models: ClassVar[str | None] = None

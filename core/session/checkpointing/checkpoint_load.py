@@ -172,9 +172,18 @@ def _write_shared(saved: SavedRun, group: ReplicaGroup) -> list[str]:
     _require_all_weights(saved, group, stored)
     unknown = _unknown_loss_scales(stored, group)
     group.reshard_weights()
-    local = [n for n in stored if n not in unknown and not group.is_remote(n)]
+    unshared = [*unknown, *_kept_by_each_replica(saved, group)]
+    local = [n for n in stored if n not in unshared and not group.is_remote(n)]
     _write_portions(saved, group, local)
     return [_no_such_state(name) for name in unknown]
+
+
+def _kept_by_each_replica(saved: SavedRun, group: ReplicaGroup) -> list[str]:
+    """Names of weights that each replica keeps for itself, here and in the checkpoint (`per_replica`)."""
+    stored = saved.checkpoint.tensors(_FIRST_REPLICA)
+    carried = [name for name in group.describe_state(("carry",)) if name in stored]
+    weights = group.describe_state(("non-trainable",)) if carried else {}
+    return [name for name in weights if f"{_CARRY}{name}" in carried]
 
 
 def _write_portions(saved: SavedRun, group: ReplicaGroup, names: Iterable[str]) -> None:
@@ -202,7 +211,8 @@ def _write_mean(saved: SavedRun, group: ReplicaGroup) -> list[str]:
     names = [name for name in stored if not _is_per_replica(name)]
     _require_all_weights(saved, group, names)
     unknown = _unknown_loss_scales(names, group)
-    _write_mean_portions(saved, group, [name for name in names if name not in unknown])
+    unshared = [*unknown, *_kept_by_each_replica(saved, group)]
+    _write_mean_portions(saved, group, [name for name in names if name not in unshared])
     return [_no_such_state(name) for name in unknown]
 
 

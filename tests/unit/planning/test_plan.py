@@ -225,6 +225,11 @@ def test_backends_without_optimizer_groups_refuse_them(
         plan(host, optimizer={"name": "sgd", "lr": 0.5, **fields})
 
 
+def test_backends_without_state_of_each_replica_refuse_it(host: PluginManager) -> None:
+    with pytest.raises(UnsupportedError, match="per_replica: backend 'declared' has no state"):
+        plan(host, per_replica="*hidden")
+
+
 def test_a_plan_says_which_options_no_backend_takes(host: PluginManager) -> None:
     options = {"declard": {"size": 1}, "stepless": {}}
     (note,) = plan(host, "declared", backend_options=options).notes

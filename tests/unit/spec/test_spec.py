@@ -408,6 +408,23 @@ def test_recomputed_layers() -> None:
         make(recompute=["stem", "tail"]).recomputed(names, "/")
 
 
+def test_per_replica_names_are_of_non_trainable_state() -> None:
+    others = ["cell/hidden", "norm/moving_mean", "norm/moving_variance"]
+    for patterns, expected in {
+        ("*hidden",): others[:1],
+        ("norm.*", "cell/hidden"): others,
+        (): [],
+    }.items():
+        assert make(per_replica=patterns).per_replica_names(["kernel"], others) == expected
+    assert make(per_replica=None).per_replica == ()
+    with pytest.raises(
+        SpecError, match=r"'\*memory' fits none of .* cell/hidden, norm/moving_mean"
+    ):
+        make(per_replica="*memory").per_replica_names(["kernel"], others)
+    with pytest.raises(SpecError, match=r"'\*' fits trainable weights, .*: kernel\. Name non-"):
+        make(per_replica="*").per_replica_names(["kernel"], others)
+
+
 def test_for_framework_lists_the_frameworks() -> None:
     spec = make(model={"torch": "m:f"})
     assert spec.for_framework("model", "torch") == "m:f"
