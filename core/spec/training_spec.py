@@ -156,14 +156,19 @@ _UPDATE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _UPDATE_FIELDS = ("metrics", "optimizer", "schedule", "clip")
 
 
-class TrainingSpec(
-    SpecModel,
-    json_schema_extra=one_of_schema(
-        ("loss", "objective", "updates"),
+def _require_one_of_each(schema: dict[str, Any]) -> None:
+    """Adds the required fields to the JSON Schema: updates may each have a loss in place of the spec's."""
+    losses, updates, *others = one_of_schema(
+        ("loss", "objective"),
+        ("updates",),
         ("global_batch_size", "local_batch_size"),
         ("epochs", "steps"),
-    ),
-):
+    )["allOf"]
+    without_loss = {**updates["oneOf"][0], "not": {"anyOf": losses["oneOf"]}}
+    schema["allOf"] = [{"oneOf": [*losses["oneOf"], without_loss]}, *others]
+
+
+class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     """Training spec: what to train and how, equal under every backend."""
 
     if TYPE_CHECKING:  # fields also accept their form in spec files, such as optimizer="adam"

@@ -121,3 +121,14 @@ def test_weights_of_several_updates_and_of_none() -> None:
     for name, array in runs[0].weights.items():
         np.testing.assert_allclose(runs[1].weights[name], array, rtol=0, atol=1e-12, err_msg=name)
         assert np.array_equal(array, start.weights[name]) == name.startswith("g.0"), name
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_the_measured_plan_names_weights_of_no_update(backend: str) -> None:
+    fields = spec(MODELS["portable"])
+    plan = isotrain.measured_plan(fields, backend=backend, replicas=2)
+    assert not any("fit no update" in note for note in plan.notes)
+    fields["updates"]["critic"]["weights"] = "d/*/kernel"
+    plan = isotrain.measured_plan(fields, backend=backend, replicas=2)
+    (note,) = (note for note in plan.notes if "fit no update" in note)
+    assert note.endswith("are not trained: d/d_hidden/bias, d/d_out/bias")

@@ -15,7 +15,7 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
-from isotrain.core.errors import PluginError
+from isotrain.core.errors import PluginError, first_of
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.training.consensus import require_same_data
@@ -23,11 +23,14 @@ from isotrain.core.session.training.dataloaders import DataLoaders, load_data
 from isotrain.core.session.training.named_updates import NamedUpdatesGroup
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
 from isotrain.core.session.weights.weights_file import require_storable
+from isotrain.core.spec.initial_weights import matches
 from isotrain.core.spec.optimizer_groups import group_notes
 from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.process import gc_paused
 from isotrain.core.system.version import versions
+
+_MAX_LISTED = 6
 
 _OWN_SCHEDULE_NOTE = (
     "optimizer.custom: the rate of each step is that of the optimizer's own learning-rate schedule; `lr` is"
@@ -183,11 +186,28 @@ def setup_notes(
     for name, each in spec.update_specs.items():
         trainable = group.updates.get(name, group).describe_state(("trainable",))
         notes += group_notes(each.optimizer, list(trainable))
+    notes += _untrained_notes(spec, group)
     notes += loaders.notes()
     notes += [] if group.optimizer_lr_schedule() is None else [_OWN_SCHEDULE_NOTE]
     notes += [] if group.optimizer_rates() is None else [_OWN_SCHEDULER_NOTE]
     notes += [] if group.weight_finalizer() is None else [_EMA_NOTE]
     return [*notes, *group.plan_notes(), *state_notes(spec, group)]
+
+
+def _untrained_notes(spec: TrainingSpec, group: ReplicaGroup) -> list[str]:
+    """Plan note on weights that no named update changes; none without updates. Local."""
+    if not spec.updates:
+        return []
+    patterns = [pattern for update in spec.updates.values() for pattern in update.weights]
+    untrained = [
+        name
+        for name, info in group.describe_state(("non-trainable",)).items()
+        if "int" not in info.dtype and not matches(name, patterns) and not spec.is_frozen(name)
+    ]
+    if not untrained:
+        return []
+    listed = first_of(untrained, _MAX_LISTED)
+    return [f"updates: weights that fit no update, and are not trained: {listed}"]
 
 
 def state_notes(spec: TrainingSpec, group: ReplicaGroup) -> list[str]:

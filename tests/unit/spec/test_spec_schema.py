@@ -45,6 +45,7 @@ SOUND = [
     {**SMALL, "schedule": {"name": "cosine-restarts", "first_steps": 2}},
     {**SMALL, "schedule": {"name": "one-cycle", "momentum_range": [0.85, 0.95]}},
     *[{**SMALL, "optimizer": {"name": name, "lr": 0.5}} for name in OPTIMIZERS],
+    {**SMALL, "updates": {"a": {"optimizer": "adam", "schedule": "cosine"}, "b": {}}},
 ]
 UNSOUND = [
     {**SMALL, "epochs": 3},
@@ -53,6 +54,7 @@ UNSOUND = [
     {**SMALL, "optimizer": {"lr": 0.1}},
     {**SMALL, "optimizer": "sdg"},
     {**SMALL, "optimizer": "sgd"},
+    {**SMALL, "updates": {"a": {"optimizer": "sgd"}}},
     *[{**SMALL, "schedule": name} for name in {*SCHEDULES} - {*SCHEDULES_WITH_DEFAULTS}],
     {**SMALL, "schedule": {"name": "milestones", "at_epochs": [1], "at_steps": [2]}},
     {**SMALL, "optimizer": {"name": "adam", "lr": -1}},
