@@ -445,7 +445,8 @@ class CoordinatorGroup(ReplicaGroup):
         return self._group.tensor(array)
 
     def numpy(self, tensor: Tensor) -> np.ndarray:
-        return self._group.numpy(tensor)
+        """Copy of a tensor, or of an array of a batch (see `to_device`). Local."""
+        return tensor.copy() if isinstance(tensor, np.ndarray) else self._group.numpy(tensor)
 
     local_step = apply_gradients = average_parameters = _unsupported
 

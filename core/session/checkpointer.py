@@ -121,6 +121,7 @@ class Checkpointer:
             trainer_state.skipped_steps,
             trainer_state.skipped_in_a_row,
             self._average.count,
+            {name: float(value) for name, value in (trainer_state.values or {}).items()},
         )
 
     def _rates_around(self, step: int) -> list[float]:
@@ -193,6 +194,7 @@ class Checkpointer:
         trainer_state.plateau_fractions = dict(saved.plateau_fractions)
         trainer_state.skipped_steps = saved.skipped_steps
         trainer_state.skipped_in_a_row = saved.skipped_in_a_row
+        trainer_state.values = saved.values
         trainer_state.best_steps = list(saved.best_steps) if is_from_this_run else []
         self._step_logger.resume_from(saved.step, saved.epoch_loss, saved.epoch_samples)
 

@@ -57,6 +57,7 @@ class SavedTrainerState:
         skipped_steps: Number of steps left out by `on_nan: skip`.
         skipped_in_a_row: Number of these since the last step that was not left out.
         averaged: Number of weights in their average over steps (`ema`, `swa`); 0 where there is none.
+        values: Scalars that objectives got in the last step, by name.
     """
 
     step: int
@@ -74,6 +75,7 @@ class SavedTrainerState:
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
     averaged: int = 0
+    values: dict[str, float] = field(default_factory=dict)
 
     @property
     def best_step(self) -> int | None:

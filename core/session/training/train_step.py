@@ -304,9 +304,8 @@ class TrainLoop:
 
     def evaluation_values(self) -> Mapping[str, float]:
         """Values that objectives get in an evaluation: those of the last step, or of the first to come."""
-        if self.trainer_state.values is None:
-            return values_at(self._values, self.trainer_state.steps_done)
-        return self.trainer_state.values
+        scheduled = values_at(self._values, self.trainer_state.steps_done)
+        return {**scheduled, **(self.trainer_state.values or {})}
 
     def _checked(self, batches: Iterator[Batch], group: ReplicaGroup) -> Iterator[Batch]:
         """Yields the batches; checks loss and model on the first one before it is yielded.

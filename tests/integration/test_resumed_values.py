@@ -1,0 +1,66 @@
+"""Values of objectives after a resume, and metrics over all predictions in a parameter-server run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isotrain
+
+
+def model() -> Any:
+    from torch import nn
+
+    return nn.Linear(4, 3)
+
+
+def data() -> isotrain.DataSet:
+    random = np.random.default_rng(0)
+    inputs, targets = random.normal(size=(21, 4)), random.normal(size=(21, 3))
+    return isotrain.DataSet((inputs, targets), (inputs[:9], targets[:9]))
+
+
+def objective(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
+    errors = (model(batch[0]) - batch[1]) ** 2
+    return step.values["scheduled"] * errors[:, 0] + step.values["chosen"] * errors[:, 1]
+
+
+def error_of_all(targets: Any, predictions: Any) -> float:
+    return float(((targets - predictions) ** 2).mean())
+
+
+def _spec(**fields: Any) -> isotrain.TrainingSpec:
+    defaults: dict[str, Any] = {
+        "model": {"torch": model},
+        "data": data,
+        "optimizer": {"name": "sgd", "lr": 0.125},
+        "global_batch_size": 5,
+        "epochs": 2,
+        "precision": "float64",
+        "threads": 1,
+    }
+    return isotrain.TrainingSpec(**{**defaults, **fields})
+
+
+def test_an_evaluation_after_a_resume_has_the_values_of_the_last_step(tmp_path: Path) -> None:
+    values = {"scheduled": {"name": "linear", "start": 0.0, "end": 1.0, "steps": 8}}
+    spec = _spec(objective=objective, values=values)
+    with isotrain.open_session(spec, backend="torch-ddp") as session:
+        for batch in session.batches():
+            session.step(batch, values={"chosen": 0.25 + batch.step})
+            if batch.step == 3:
+                break
+        session.save(tmp_path / "checkpoint")
+        expected = session.evaluate()
+    with isotrain.open_session(spec, backend="torch-ddp") as session:
+        session.restore(tmp_path / "checkpoint")
+        assert session.evaluate() == expected
+
+
+def test_metrics_over_all_of_a_coordinator(tmp_path: Path) -> None:
+    spec = _spec(loss="mse", metrics_over_all={"error": error_of_all}, strategy="parameter-server")
+    result = isotrain.run(spec, backend="torch-ddp", replicas=2, run_directory=tmp_path / "run")
+    metrics = result.history.epochs[-1]
+    np.testing.assert_allclose(metrics["validation_error"], metrics["validation_loss"], rtol=1e-12)
