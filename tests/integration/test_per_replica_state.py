@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,31 @@ def native() -> Any:
     return Recurrent()
 
 
+def module() -> Any:
+    """A `tf.Module` with a hidden state, a mean and a variance, which its calls update."""
+    import tensorflow as tf
+
+    class Recurrent(tf.Module):
+        def __init__(self) -> None:
+            super().__init__(name="norm")
+            dtype = tf.float64
+            self.kernel = tf.Variable(tf.eye(3, dtype=dtype), name="kernel")
+            self.hidden, self.mean, self.variance = (
+                tf.Variable(tf.zeros(3, dtype), trainable=False, name=name)
+                for name in ("hidden", "mean", "variance")
+            )
+
+        def __call__(self, inputs: Any, training: bool = False) -> Any:
+            hidden = tf.tanh(inputs + tf.linalg.matvec(self.kernel, self.hidden.read_value()))
+            if training:
+                self.hidden.assign(tf.stop_gradient(tf.reduce_mean(hidden, 0)))
+                self.mean.assign_add(tf.reduce_mean(inputs, 0))
+                self.variance.assign_add(tf.math.reduce_variance(inputs, 0))
+            return tf.reduce_sum(hidden, 1, keepdims=True)
+
+    return Recurrent()
+
+
 def spec(model: Any) -> isotrain.TrainingSpec:
     return isotrain.TrainingSpec(
         model=model,
@@ -110,7 +136,13 @@ def states(session: isotrain.Session) -> dict[int, dict[str, np.ndarray]]:
 
 
 def launched(
-    model: Any, backend: str, folder: Path, *, is_resumed: bool = False, replicas: int = 2
+    model: Any,
+    backend: str,
+    folder: Path,
+    *,
+    is_resumed: bool = False,
+    replicas: int = 2,
+    on_event: Callable[[Any], None] = lambda event: None,
 ) -> Any:
     """Losses of rank 0, and the states of all replicas at the checkpoint and at the end."""
     returned = isotrain.launch(
@@ -119,7 +151,7 @@ def launched(
         backend=backend,
         replicas=replicas,
         run_directory=folder / f"run-{is_resumed}-{replicas}",
-        on_event=lambda event: None,
+        on_event=on_event,
     )
     saved = {int(r): state for _, each, _ in returned for r, state in each.items()}
     final = {int(r): state for _, _, each in returned for r, state in each.items()}
@@ -130,6 +162,8 @@ CASES = [
     *((portable, backend) for backend in BACKENDS),
     ({"torch": native}, "torch-ddp"),
     ({"torch": native}, "horovod-torch"),
+    ({"tensorflow": module}, "tf-mirrored"),
+    ({"tensorflow": module}, "tf-multiworker"),
 ]
 
 
@@ -149,10 +183,14 @@ def test_replicas_keep_their_own_state(model: Any, backend: str, tmp_path: Path)
             np.testing.assert_array_equal(final_again[replica][name], final[replica][name])
 
 
-@pytest.mark.parametrize(("model", "backend"), [CASES[0], CASES[1], CASES[-2]])
+@pytest.mark.parametrize(("model", "backend"), [CASES[0], CASES[1], CASES[5]])
 def test_another_number_of_replicas_starts_anew(model: Any, backend: str, tmp_path: Path) -> None:
     _, saved, _ = launched(model, backend, tmp_path)
-    _, restored, _ = launched(model, backend, tmp_path, is_resumed=True, replicas=1)
+    events: list[Any] = []
+    _, restored, _ = launched(
+        model, backend, tmp_path, is_resumed=True, replicas=1, on_event=events.append
+    )
+    assert "carry state of 2 replicas, now 1 replica" in " ".join(map(str, events))
     for name, value in restored[0].items():
         expected = 0 if name.endswith(("hidden", "mean")) else saved[0][name]
         np.testing.assert_array_equal(value, np.broadcast_to(expected, value.shape), err_msg=name)
