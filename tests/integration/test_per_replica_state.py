@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +142,13 @@ def launched(
     *,
     is_resumed: bool = False,
     replicas: int = 2,
+    per_replica: Sequence[str] = ("*hidden", "*mean"),
     on_event: Callable[[Any], None] = lambda event: None,
 ) -> Any:
     """Losses of rank 0, and the states of all replicas at the checkpoint and at the end."""
     returned = isotrain.launch(
         functools.partial(trained, folder=folder / "saved", is_resumed=is_resumed),
-        spec(model),
+        spec(model).replace(per_replica=per_replica),
         backend=backend,
         replicas=replicas,
         run_directory=folder / f"run-{is_resumed}-{replicas}",
@@ -194,6 +195,19 @@ def test_another_number_of_replicas_starts_anew(model: Any, backend: str, tmp_pa
     for name, value in restored[0].items():
         expected = 0 if name.endswith(("hidden", "mean")) else saved[0][name]
         np.testing.assert_array_equal(value, np.broadcast_to(expected, value.shape), err_msg=name)
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_patterns_may_change_when_a_run_resumes(backend: str, tmp_path: Path) -> None:
+    """State that only one of the two specs names begins as replica 0 had it in the checkpoint."""
+    _, saved, _ = launched(portable, backend, tmp_path, per_replica=["*hidden", "*mean"])
+    _, restored, _ = launched(
+        portable, backend, tmp_path, is_resumed=True, per_replica=["*hidden", "*variance"]
+    )
+    for replica, state in restored.items():
+        for name, value in state.items():
+            expected = saved[replica if name.endswith("hidden") else 0][name]
+            np.testing.assert_array_equal(value, expected, err_msg=name)
 
 
 def test_plans_name_the_patterns_and_refuse_parts_of_a_model() -> None:
