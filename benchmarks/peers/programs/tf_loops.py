@@ -15,7 +15,7 @@ from benchmarks.peers.workloads import BETA_1
 
 
 class _Step:
-    """What the loss takes from a step: the rows of all replicas, and where those of this one begin."""
+    """The step as the loss takes it: rows of all replicas, and the index at which those of this one begin."""
 
     def all_gather(self, rows: tf.Tensor) -> tuple[tf.Tensor, Any]:
         context = tf.distribute.get_replica_context()

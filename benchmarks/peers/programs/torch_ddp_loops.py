@@ -71,7 +71,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Step:
-    """What the loss takes from a step: the rows of all replicas, and where those of this one begin."""
+    """The step as the loss takes it: rows of all replicas, and the index at which those of this one begin."""
 
     def __init__(self, replicas: int, rank: int) -> None:
         self.replicas, self.rank = replicas, rank

@@ -104,6 +104,7 @@ PUBLIC_ALL_THE_SAME = {
     "_empty",  # of inspect
 }
 PRIVATE_ALL_THE_SAME = {
+    "benchmarks/peers/programs/torch_ddp.py": {"_foreach_lerp_"},  # as people write fast averages
     "core/system/process.py": {"_run_exitfuncs"},  # of atexit: without it no run would end
     "tests/conformance/run_handwritten.py": {
         "_httpd"
