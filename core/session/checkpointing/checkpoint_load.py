@@ -180,10 +180,11 @@ def _write_shared(saved: SavedRun, group: ReplicaGroup) -> list[str]:
 
 def _kept_by_each_replica(saved: SavedRun, group: ReplicaGroup) -> list[str]:
     """Names of weights that each replica keeps for itself, here and in the checkpoint (`per_replica`)."""
-    stored = saved.checkpoint.tensors(_FIRST_REPLICA)
-    carried = [name for name in group.describe_state(("carry",)) if name in stored]
-    weights = group.describe_state(("non-trainable",)) if carried else {}
-    return [name for name in weights if f"{_CARRY}{name}" in carried]
+    carried = group.describe_state(("carry",))
+    if not carried or _FIRST_REPLICA not in saved.checkpoint.sections():
+        return []
+    kept = carried.keys() & saved.checkpoint.tensors(_FIRST_REPLICA).keys()
+    return [n for n in group.describe_state(("non-trainable",)) if f"{_CARRY}{n}" in kept]
 
 
 def _write_portions(saved: SavedRun, group: ReplicaGroup, names: Iterable[str]) -> None:
