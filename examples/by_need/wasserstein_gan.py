@@ -1,7 +1,7 @@
 """How do I train a Wasserstein GAN with gradient penalty, five critic steps to one of the generator?
 
 `every: 5` lets the generator take part in each fifth step. The penalty differentiates the critic by its input
-with `torch.autograd.grad`, whose result is differentiated again.
+with `step.gradient`, whose result is differentiated again.
 
     python examples/by_need/wasserstein_gan.py
 """
@@ -14,17 +14,15 @@ import numpy as np
 
 import isotrain
 
-BACKENDS = ("torch-ddp", "horovod-torch")
-
 
 def models() -> dict[str, Any]:
     """A generator of points of the plane from noise, and a critic of points."""
-    from torch import nn
+    import keras
+    from keras import layers
 
-    return {
-        "generator": nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)),
-        "critic": nn.Sequential(nn.Linear(2, 16), nn.Softplus(), nn.Linear(16, 1)),
-    }
+    generator = [keras.Input((4,)), layers.Dense(16, activation="relu"), layers.Dense(2)]
+    critic = [keras.Input((2,)), layers.Dense(16, activation="softplus"), layers.Dense(1)]
+    return {"generator": keras.Sequential(generator), "critic": keras.Sequential(critic)}
 
 
 def data() -> isotrain.DataSet:
@@ -40,16 +38,15 @@ def data() -> isotrain.DataSet:
     )
 
 
-def critic_loss(models: Any, batch: Any) -> Any:
+def critic_loss(models: Any, batch: Any, step: isotrain.StepContext) -> Any:
     """Loss of each pair of points: the critic's difference, and the penalty between them."""
-    import torch
+    from keras import ops
 
     inputs, real = batch
     critic = models["critic"]
-    generated = models["generator"](inputs["noise"]).detach()
-    between = (real + inputs["place"] * (generated - real)).requires_grad_()
-    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-    penalty = (slope.norm(dim=1) - 1) ** 2
+    generated = ops.stop_gradient(models["generator"](inputs["noise"]))
+    slope = step.gradient(critic, real + inputs["place"] * (generated - real))
+    penalty = (ops.norm(slope, axis=1) - 1) ** 2
     return (critic(generated) - critic(real))[:, 0] + 10 * penalty
 
 
@@ -61,9 +58,9 @@ def generator_loss(models: Any, batch: Any) -> Any:
 
 spec = isotrain.TrainingSpec(
     name="wasserstein-gan",
-    model={"torch": models},
+    model=models,
     data=data,
-    optimizer={"name": "adam", "lr": 0.001, "beta_1": 0.0},
+    optimizer={"name": "adam", "lr": 0.0009765625, "beta_1": 0.0, "beta_2": 0.875},
     updates={
         "critic": {"objective": critic_loss, "weights": "critic/*"},
         "generator": {"objective": generator_loss, "weights": "generator/*", "every": 5},
