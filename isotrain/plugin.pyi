@@ -36,6 +36,7 @@ from isotrain.core.contracts.backend.group_hooks import Trait as Trait
 from isotrain.core.contracts.backend.group_protocols import CompressingGroup as CompressingGroup
 from isotrain.core.contracts.backend.group_protocols import CompressionMethod as CompressionMethod
 from isotrain.core.contracts.backend.group_protocols import ExportingGroup as ExportingGroup
+from isotrain.core.contracts.backend.group_protocols import FreezingGroup as FreezingGroup
 from isotrain.core.contracts.backend.group_protocols import FullyShardedGroup as FullyShardedGroup
 from isotrain.core.contracts.backend.group_protocols import (
     GradientKeepingGroup as GradientKeepingGroup,

@@ -56,8 +56,15 @@ class HorovodCommunicator(Communicator):
             )
         self._forward = trainer.loss_module.forward
         if not self._is_sharded:
-            self._reducer = _make_reducer(trainer.trainable, self._options)
+            self._reducer = self._full_reducer = _make_reducer(trainer.trainable, self._options)
         self._accumulating = False
+
+    def rewrap(self, trainer: ReplicaTrainer) -> None:
+        """All-reduces what gradients are left in one call; the hooks of all wait meanwhile. Local."""
+        trained = {n: w for n, w in trainer.trainable.items() if n not in trainer.session_frozen}
+        self._reducer = self._full_reducer
+        if len(trained) < len(trainer.trainable):
+            self._reducer = _SingleCallReducer(trained, _compression(self._options))
 
     def module(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Forward pass (shapes: see `LossModule`); Horovod all-reduces its gradients outside `no_sync`."""
@@ -263,11 +270,16 @@ def _make_reducer(
     parameters: Mapping[str, torch.Tensor], options: Mapping[str, Any]
 ) -> _OverlappingReducer | _SingleCallReducer:
     """Makes the faster reducer for parameters of this size in bytes, unless the options set `groups`."""
-    compression = getattr(hvd.Compression, options.get("compression", "none"))
+    compression = _compression(options)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
     if "groups" not in options and size < OVERLAP_BYTES:
         return _SingleCallReducer(parameters, compression)
     return _OverlappingReducer(parameters, compression, options.get("groups"))
+
+
+def _compression(options: Mapping[str, Any]) -> Any:
+    """Horovod's compression by the options of the backend."""
+    return getattr(hvd.Compression, options.get("compression", "none"))
 
 
 class _Contiguous:

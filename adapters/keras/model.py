@@ -132,7 +132,7 @@ def build_model(
             model = ModelDict(model)
     if isinstance(model, keras.Layer):
         _require_built(model)
-        freeze(model, spec)
+        freeze(model, spec.is_frozen)
         recompute(model, spec, recomputed)
     return model
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
 
 from isotrain.adapters.keras import private as keras_private
-from isotrain.plugin import SpecError, TrainingSpec
+from isotrain.plugin import SpecError
 
 
 def moving_statistics(model: keras.Layer, per_replica: Collection[Any] = ()) -> list[Any]:
@@ -66,33 +66,66 @@ def canonical_names(variables: Sequence[Any]) -> list[str]:
     return names
 
 
-def freeze(model: keras.Layer, spec: TrainingSpec) -> None:
-    """Freezes the weights that the spec names, and each layer all of whose weights are named.
+def freeze(model: keras.Layer, is_frozen: Callable[[str], bool]) -> Callable[[], None]:
+    """Freezes weights by name, and each layer all of whose weights are frozen.
 
     A frozen layer is called in inference mode also during training: batch normalisation then uses its moving
     statistics and does not update them, and dropout inside of it is off.
 
+    Returns:
+        Function that undoes it.
+
     Raises:
         SpecError: Moving statistics are named whose layer is not frozen.
     """
+    layers = keras_private.layers_of(model)
+    before = [(each, each.trainable, vars(each).get("call")) for each in layers]
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     names = canonical_names(variables)
-    frozen = {id(v) for v, name in zip(variables, names, strict=True) if spec.is_frozen(name)}
-    frozen_layers = [layer for layer in keras_private.layers_of(model) if _is_in(frozen, layer)]
+    frozen = {id(v) for v, name in zip(variables, names, strict=True) if is_frozen(name)}
+    frozen_layers = [layer for layer in layers if _is_in(frozen, layer)]
+    trainable = list(model.trainable_variables)
     for layer in frozen_layers:
         layer.trainable = False
         for inner in keras_private.layers_of(layer):
             _keep_in_inference(inner)
-    for variable in model.trainable_variables:
+    for variable in trainable:
         if id(variable) in frozen:
             variable.trainable = False
     updated = {id(v) for v in moving_statistics(model)}
     still_updated = [n for v, n in zip(variables, names, strict=True) if id(v) in frozen & updated]
     if still_updated:
         raise SpecError(
-            f"initial_weights.freeze: {', '.join(still_updated)}: a layer moves its statistics as long as it"
+            f"freeze: {', '.join(still_updated)}: a layer moves its statistics as long as it"
             " trains. Name its other weights too."
         )
+
+    def undo() -> None:
+        for layer, was_trainable, call in sorted(before, key=lambda each: not each[1]):
+            layer.trainable = was_trainable  # of what is inside too, which follows where it was not
+            if call is not None:
+                layer.call = call
+            elif "call" in vars(layer):
+                del layer.call
+        for variable in trainable:
+            variable.trainable = True
+
+    return undo
+
+
+class Freezing:
+    """Weights and layers of a Keras model that are frozen within a run."""
+
+    def __init__(self, model: keras.Layer) -> None:
+        self._model = model
+        self._undo: Callable[[], None] = lambda: None
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        """Freezes exactly the weights of these names, besides those that were frozen at the start."""
+        unlock_trainable(self._model)
+        self._undo()
+        self._undo = freeze(self._model, lambda name: name in names)
+        lock_trainable(self._model)
 
 
 def _keep_in_inference(layer: keras.Layer) -> None:
@@ -145,7 +178,6 @@ def _refuse_change(owner: Any) -> None:
     raise SpecError(
         f"trainable: expected that {name!r} stays trainable={owner.trainable} as long as its run goes on,"
         f" received {not owner.trainable}: optimizer, exchange and steps are made for the weights that were"
-        " trained at the start. Freeze weights by `initial_weights.freeze` in the spec; to change that on"
-        " the way, end the run with a checkpoint, and go on with another one, by isotrain.resume(directory,"
-        " spec=spec.replace(...)): weights that go on to be trained keep their slots."
+        " trained at the start. Freeze weights by `initial_weights.freeze` in the spec, or in the loop by"
+        " session.freeze(patterns)."
     )

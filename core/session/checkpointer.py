@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from isotrain.core.launching.run_directory.run_directory import checkpoint_folde
 from isotrain.core.session.checkpointing import checkpoint_load, resume_check
 from isotrain.core.session.checkpointing.checkpoint_save import CheckpointWriter, SavedTrainerState
 from isotrain.core.session.training.context import SessionContext
+from isotrain.core.session.training.freezing import WeightFreezer
 from isotrain.core.session.training.lr_schedule import LearningRates
 from isotrain.core.session.training.step_logger import StepLogger
 from isotrain.core.session.training.trainer_state import TrainerState
@@ -35,12 +36,14 @@ class Checkpointer:
         reporter: Reporter,
         rates: LearningRates,
         average: WeightAverage,
+        freezer: WeightFreezer,
         run_directory: Path,
     ) -> None:
         self._session_context = session_context
         self._rates = rates
         self._update = next(iter(session_context.spec.update_specs))
         self._average = average
+        self._freezer = freezer
         self._trainer_state = trainer_state
         self._step_logger = step_logger
         self._reporter = reporter
@@ -122,6 +125,7 @@ class Checkpointer:
             trainer_state.skipped_in_a_row,
             self._average.count,
             {name: float(value) for name, value in (trainer_state.values or {}).items()},
+            list(trainer_state.frozen),
         )
 
     def _rates_around(self, step: int) -> list[float]:
@@ -163,6 +167,7 @@ class Checkpointer:
             changes = resume_check.changes(saved, context.spec, context.plan)
             changes += self._changed_rate(saved.trainer_state)
             state, location = saved.trainer_state, saved.checkpoint.location
+            self._freezer.set_frozen(self._present(state.frozen))
             lost = self._restore_average(saved)
             lost += checkpoint_load.load(saved, context, lambda: self._next_rate(state))
             lost += context.group.not_checkpointed()
@@ -173,6 +178,11 @@ class Checkpointer:
                     Resumed(done=state.step, location=location, changes=changes, lost=lost)
                 )
         return dict(state.notes)
+
+    def _present(self, names: Sequence[str]) -> list[str]:
+        """Names that weights of this run have, out of these."""
+        present = self._session_context.group.describe_state(("trainable", "non-trainable"))
+        return [name for name in names if name in present]
 
     def _restore_average(self, saved: resume_check.SavedRun) -> list[str]:
         """Loads the average of the weights, before the weights themselves; says whether it is lost."""

@@ -26,6 +26,7 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.checkpointer import Checkpointer
 from isotrain.core.session.training.context import build_session_context, setup_notes, state_notes
 from isotrain.core.session.training.evaluation import Evaluator
+from isotrain.core.session.training.freezing import WeightFreezer
 from isotrain.core.session.training.plateau import plateau_fraction
 from isotrain.core.session.training.predictions import concatenated
 from isotrain.core.session.training.session_log import SessionLog
@@ -91,6 +92,7 @@ class Session:
             session_context, reporter, self.stopwatch, may_stop=may_stop
         )
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
+        self._freezer = WeightFreezer(session_context, self._trainer_state)
         self._log = SessionLog(self.group, self._trainer_state, self._step_logger)
         self._evaluation = Evaluator(
             session_context, reporter, training.average, training.evaluation_values
@@ -102,6 +104,7 @@ class Session:
             reporter,
             training.rates,
             training.average,
+            self._freezer,
             self.run_directory,
         )
         self._closed = False
@@ -237,6 +240,34 @@ class Session:
             None if rate is None else _not_negative("set_learning_rate", rate)
         )
         self._trainer_state.rate_factor = 1.0
+
+    def freeze(self, patterns: str | Sequence[str]) -> None:
+        """Freezes weights from the next step on: they are neither updated nor exchanged.
+
+        Their optimizer state stays as it is. A layer all of whose weights are frozen computes as in
+        evaluation. Checkpoints hold what is frozen.
+
+        Args:
+            patterns: Pattern of weight names, such as `backbone/*`, or several; the same on every process.
+
+        Raises:
+            IsotrainError: A pattern matches no weight, or no trainable weight is left.
+            UnsupportedError: The spec has `updates`, or strategy, backend or optimizer cannot do it.
+        """
+        self._trainer_state.require_training_weights("freeze")
+        self._freezer.freeze(patterns)
+
+    def unfreeze(self, patterns: str | Sequence[str]) -> None:
+        """Trains weights again that `freeze` has frozen; their optimizer state goes on where it was.
+
+        Args:
+            patterns: Pattern of weight names, such as `backbone/*`, or several; the same on every process.
+
+        Raises:
+            IsotrainError: A pattern matches no weight, or one that `initial_weights.freeze` has frozen.
+        """
+        self._trainer_state.require_training_weights("unfreeze")
+        self._freezer.unfreeze(patterns)
 
     def batches(self) -> Iterator[Batch]:
         """Yields this process's part of each global batch, from the next step to the end of the run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from isotrain.plugin import (
     StateInfo,
     StateKind,
     TrainingSpec,
+    UnsupportedError,
     map_tree,
 )
 
@@ -140,6 +141,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def is_on_device(self, value: Any) -> bool:
         return isinstance(value, tf.Tensor) and value.dtype in self._host_dtypes
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        if self._spec.compile:
+            raise UnsupportedError(
+                "session.freeze: XLA has compiled the model as it was at the start. Leave compile out."
+            )
+        self._trainer.set_frozen(names)
+        self._traced.forget()
 
     def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
         return self._trainer.update.optimizer_lr_schedule

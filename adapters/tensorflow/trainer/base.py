@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import keras
@@ -63,8 +63,8 @@ class ReplicaTrainer:
         objective: The spec's objective; None where it has a loss.
     """
 
-    _is_update = False
-    """Whether other trainers train the other weights of the model."""
+    _watched: Sequence[tf.Variable] | None = None
+    """The only weights that get gradients; None for all that are trainable."""
 
     def __init__(
         self,
@@ -132,6 +132,8 @@ class ReplicaTrainer:
         self._generators |= tf_generators
         self._forward = forward(spec, self.model, training=False)
         keras_weights.lock_trainable(self.model)
+        self._freezing = keras_weights.Freezing(self.model)
+        self._changing_statistics = self.statistics
 
     def _take_update(
         self,
@@ -193,7 +195,6 @@ class ReplicaTrainer:
         trainers = {}
         for update, trained in spec.weights_by_update(names).items():
             trainer = trainers[update] = copy.copy(self)
-            trainer._is_update = True
             frozen = [each for name, each in weights.items() if name not in trained]
             with scope():
                 trainer._take_update(
@@ -202,8 +203,22 @@ class ReplicaTrainer:
                     [*frozen, *self._others],
                     scope,
                 )
+            trainer._watched = trainer._values
             trainer.state = state.for_update(trained, trainer._state_kinds())
         return trainers
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        """Freezes exactly these weights within the run, as `FreezingGroup.set_frozen`; not traced."""
+        if isinstance(self.model, keras.Layer):
+            self._freezing.set_frozen(names)
+            changing = {id(native(each)) for each in keras_weights.moving_statistics(self.model)}
+            self._changing_statistics = [e for e in self.statistics if id(e) in changing]
+        weights = canonical_names([*self._trainable, *self._others])[: len(self._trainable)]
+        self.update.frozen = frozenset(i for i, name in enumerate(weights) if name in names)
+        self._watched = None
+        if self.update.frozen:
+            pairs = zip(weights, self._values, strict=True)
+            self._watched = [value for name, value in pairs if name not in names]
 
     def record_generator_states(self) -> None:
         """Records the states of random generators at the start of training, for `reseed`; not traced."""
@@ -337,9 +352,10 @@ class ReplicaTrainer:
         self, micro_batch: MicroBatch, slice_weights: SliceWeights, index: int
     ) -> tuple[tf.Tensor, Gradients]:
         """Weighted loss of a micro-batch, a scalar, and dense gradients of the weights' shapes. Local."""
-        with tf.GradientTape(watch_accessed_variables=not self._is_update) as tape:
-            if self._is_update:
-                tape.watch(self._values)
+        watched = self._watched
+        with tf.GradientTape(watch_accessed_variables=watched is None) as tape:
+            if watched is not None:
+                tape.watch(watched)
             loss, predictions = self._compute[True](*micro_batch)
             loss, weighted_loss = slice_weights.of(index, loss)
             scaled = self.update.scaled(loss)
@@ -428,15 +444,15 @@ class ReplicaTrainer:
         ]
 
     def weighted_statistics(self, weight: tf.Tensor | None) -> list[tf.Tensor]:
-        """Moving statistics times this replica's weight (a scalar; None for 1), for a mean over replicas."""
-        values = [value_of(variable) for variable in self.statistics]
+        """Changing statistics times this replica's weight (a scalar; None for 1), for the mean of all."""
+        values = [value_of(variable) for variable in self._changing_statistics]
         if weight is None:
             return values
         return [value * tf.cast(weight, value.dtype) for value in values]
 
     def agree_on_statistics(self, values: Sequence[tf.Tensor]) -> None:
-        """Assigns the moving statistics, values of their shapes and dtypes."""
-        assign_all(self.statistics, values)
+        """Assigns the moving statistics that steps change, values of their shapes and dtypes."""
+        assign_all(self._changing_statistics, values)
 
     def evaluate(
         self, micro_batches: Sequence[MicroBatch], counts: tf.Tensor, has_placeholders: bool

@@ -80,6 +80,7 @@ class WeightUpdate:
     Attributes:
         optimizer_lr_schedule: The optimizer's own learning rate schedule; None where it has none.
         gradient_norm: Norm of the gradients of the last `apply`, a scalar; None without `keep_gradient_norm`.
+        frozen: Indices of the trainable weights that `apply`, as traced from now on, leaves as they are.
         kept_gradients: Gradients of the last `apply`, as variables; empty unless `keep_gradients` was called.
     """
 
@@ -95,6 +96,7 @@ class WeightUpdate:
         """
         self._spec = spec
         self._trainable = trainable
+        self.frozen: frozenset[int] = frozenset()
         self._values = [native(variable) for variable in trainable]
         self._rate: Any = None
         self._remote_slots: set[str] = set()
@@ -207,7 +209,10 @@ class WeightUpdate:
             assign_all(self.kept_gradients, self.unscaled(gradients))
         if self.gradient_norm is not None:
             self.gradient_norm.assign(tf.linalg.global_norm(self.unscaled(gradients)))
-        self._optimizer.apply(gradients, self._updated)
+        trained = [index for index in range(len(self._updated)) if index not in self.frozen]
+        self._optimizer.apply(
+            [gradients[index] for index in trained], [self._updated[index] for index in trained]
+        )
 
     def apply_shard(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor | None) -> None:
         """Clips and applies reduced gradients of the weights that are updated here.

@@ -12,7 +12,14 @@ from typing import Any, Self
 import torch
 
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
-from isotrain.plugin import CompressionMethod, IsotrainError, ReduceOp, Subgroups, unknown_name
+from isotrain.plugin import (
+    CompressionMethod,
+    IsotrainError,
+    ReduceOp,
+    Subgroups,
+    UnsupportedError,
+    unknown_name,
+)
 
 Wait = Callable[[], torch.Tensor]
 """Waits for an asynchronous collective and returns its result, as torch's `Work.wait` does."""
@@ -39,6 +46,18 @@ class Communicator(ABC):
     @abstractmethod
     def wrap(self, trainer: ReplicaTrainer) -> None:
         """Broadcasts the weights of replica 0, and sets up the all-reduce of gradients. Collective."""
+
+    def rewrap(self, trainer: ReplicaTrainer) -> None:
+        """Sets up the all-reduce of the gradients that are left after weights were frozen. Collective.
+
+        Raises:
+            UnsupportedError: The backend cannot change what it all-reduces.
+        """
+        raise UnsupportedError(
+            f"session.freeze: {type(self).__name__} all-reduces the gradients of the weights that were"
+            " trained at the start, in the whole run. Use two updates, or two runs, as docs/own-loop.md"
+            " shows."
+        )
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -176,6 +195,9 @@ class SingleReplicaCommunicator(Communicator):
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
         self.module = trainer.loss_module.forward  # no collective hangs on the module's hooks
+
+    def rewrap(self, trainer: ReplicaTrainer) -> None:
+        """Does nothing: there is no all-reduce."""
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()

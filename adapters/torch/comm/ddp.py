@@ -96,9 +96,19 @@ class DDPCommunicator(ProcessGroupCommunicator):
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
         self._trainer = trainer
-        self._loss_in_gradients = False
         if not self.is_shared:
             self._broadcast_initial_values(trainer)
+        self._wrap_module(trainer)
+
+    def rewrap(self, trainer: ReplicaTrainer) -> None:
+        del self.module, self._loss
+        gc.collect()  # hooks of the old DDP must not see gradients of the new one
+        self._has_rebuilt_buckets = self._restored_rebuilt_buckets = self._is_reduced = False
+        self._wrap_module(trainer)
+
+    def _wrap_module(self, trainer: ReplicaTrainer) -> None:
+        """Wraps the loss module by DistributedDataParallel, for the weights that require gradients."""
+        self._loss_in_gradients = False
         if self._is_sharded:
             self.module = trainer.loss_module.forward
             return

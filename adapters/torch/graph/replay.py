@@ -98,6 +98,12 @@ class GraphCache:
         """Adds metrics to the captured graphs, which then return `MeasuredPredictions`, not predictions."""
         self._metrics = metrics
 
+    def forget(self) -> None:
+        """Drops all graphs: each signature is computed by Keras, captured and replayed anew."""
+        self._seen.clear()
+        self.graphs.clear()
+        self._resumed_calls.clear()
+
     def capture_now(self) -> None:
         """Captures a signature the first time it comes, and replays it from that call on."""
         self._captures_at_once = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +166,12 @@ class TorchReplicaGroup(ReplicaGroup):
         if self._is_cpu:
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        self.trainer.zero_gradients()
+        self.trainer.set_frozen(names)
+        self.communicator.rewrap(self.trainer)
+        self.statistics = self.trainer.changing_statistics() if self.replicas > 1 else []
 
     def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
         return self.trainer.optimizer_lr_schedule
@@ -354,8 +360,11 @@ class TorchReplicaGroup(ReplicaGroup):
     ) -> None:
         self._set_learning_rate(learning_rate)
         scale = self.trainer.loss_scale()
-        for parameter, gradient in zip(self.trainer.trainable.values(), gradients[0], strict=True):
-            parameter.grad = gradient * scale
+        frozen = self.trainer.session_frozen
+        for (name, weight), gradient in zip(
+            self.trainer.trainable.items(), gradients[0], strict=True
+        ):
+            weight.grad = None if name in frozen else gradient * scale
         self._update_weights()
 
     def _update_weights(self) -> None:

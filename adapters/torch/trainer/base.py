@@ -98,6 +98,7 @@ class ReplicaTrainer(ABC):
         needs_closure: Whether the optimizer computes the loss itself, several times in a step.
         optimizer_lr_schedule: Learning-rate schedule built into the optimizer: step to rate; None if none.
         switch: Switch to this trainer from those of other updates of the model; None if it has no others.
+        session_frozen: Names of the weights that `session.freeze` has frozen.
         frozen_models: Frozen models that objectives get, by name.
         step: Step context that objectives get.
         objective: The spec's objective; None where it has a loss.
@@ -118,6 +119,16 @@ class ReplicaTrainer(ABC):
     step: TorchStepContext
     objective: Objective | None
     switch: UpdateSwitch | None = None
+    session_frozen: Collection[str] = ()
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        """Freezes exactly these weights within the run, as `FreezingGroup.set_frozen`."""
+        self.session_frozen = frozenset(names)
+
+    def changing_statistics(self) -> list[torch.Tensor]:
+        """Moving statistics that training steps change: not those of frozen layers."""
+        frozen = {id(self.frozen[n]) for n in self.session_frozen if n in self.frozen}
+        return [each for each in self.statistics if id(each) not in frozen]
 
     @abstractmethod
     def for_update(self, spec: TrainingSpec, names: Collection[str]) -> Self:
@@ -162,7 +173,11 @@ class ReplicaTrainer(ABC):
 
     def without_gradient(self) -> list[LayerTrait]:
         """Trainable weights that got no gradient in the last step; none before the first step."""
-        has_gradient = {name: weight.grad is not None for name, weight in self.trainable.items()}
+        has_gradient = {
+            name: weight.grad is not None
+            for name, weight in self.trainable.items()
+            if name not in self.session_frozen
+        }
         if not any(has_gradient.values()):
             return []
         kind = type(self.model).__name__

@@ -111,6 +111,7 @@ class KerasTrainer(ReplicaTrainer):
         }
         self._initial_seeds: list[tuple[torch.Tensor, torch.Tensor]] = []
         keras_weights.lock_trainable(model)
+        self._freezing = keras_weights.Freezing(model)
 
     def _take_update(self, spec: TrainingSpec, names: Collection[str]) -> None:
         """Builds what the weights of these names are trained by."""
@@ -169,6 +170,26 @@ class KerasTrainer(ReplicaTrainer):
         self._build_optimizer(self.optimizer.name)
         self._remote_slots = before - self._slots().keys()
         self._global_clipnorm, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        super().set_frozen(names)
+        self._freezing.set_frozen(names)
+        trained = {
+            n: v for n, v in zip(self.trainable, self._variables, strict=True) if n not in names
+        }
+        self._updated_names, self._updated_variables = list(trained), list(trained.values())
+        self.updated = [variable.value for variable in self._updated_variables]
+        self.update = None  # torch's kernels go through all weights
+        if len(trained) == len(self.trainable) and self._spec.capture:
+            self.update = keras_update(
+                self._spec, self.optimizer, self._variables, groups=self._use_groups()
+            )
+        for cache in self._graph_caches().values():
+            cache.forget()
+
+    def changing_statistics(self) -> list[torch.Tensor]:
+        changing = {id(v.value) for v in keras_weights.moving_statistics(self.model)}
+        return [each for each in super().changing_statistics() if id(each) in changing]
 
     def is_local_slot(self, slot: str) -> bool:
         return bool(self._remote_slots) and slot not in self._unsharded_slots

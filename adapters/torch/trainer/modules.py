@@ -45,8 +45,12 @@ class EvaluationModules:
         """
         self._model = model
         self._left, self._switched_to_train = _left_in_evaluation(model)
-        self._modules = [*(self._left | _freeze(model, is_frozen)).values()]
+        self.freeze(is_frozen)
         self.buffers = [b for m in self._left.values() for b in m.buffers(recurse=False)]
+
+    def freeze(self, is_frozen: Callable[[str], bool]) -> None:
+        """Freezes weights by name; modules of which no weight is left stay in evaluation mode."""
+        self._modules = [*(self._left | _freeze(self._model, is_frozen)).values()]
 
     def set_train_mode(self) -> None:
         """Sets the model to training mode, except for these modules."""
@@ -121,7 +125,7 @@ def _freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> dict[str, nn.
         frozen = [name for name in buffers if is_frozen(name)]
         if frozen and not all(is_frozen(name) for name in (*buffers, *dict(parameters))):
             raise SpecError(
-                f"initial_weights.freeze: {', '.join(frozen)}: a module changes its buffers while it"
+                f"freeze: {', '.join(frozen)}: a module changes its buffers while it"
                 " trains. Freeze all of its weights."
             )
         if frozen:

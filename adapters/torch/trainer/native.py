@@ -51,6 +51,7 @@ from isotrain.plugin import (
     SpecError,
     StatePart,
     TrainingSpec,
+    UnsupportedError,
     unknown_name,
     weight_groups,
 )
@@ -199,6 +200,20 @@ class NativeTrainer(ReplicaTrainer):
         if self._initially_frozen:
             self._require_still_frozen()
 
+    def set_frozen(self, names: Collection[str]) -> None:
+        if self.needs_closure:
+            raise UnsupportedError(
+                f"session.freeze: {type(self.optimizer).__name__} moves all weights along directions of"
+                " earlier steps. Use an optimizer that needs no closure."
+            )
+        super().set_frozen(names)
+        for parameter in self.trainable.values():
+            parameter.requires_grad_(True)
+        self._evaluation_modules.freeze(
+            lambda name: name in self.session_frozen or self._spec.is_frozen(name)
+        )
+        self._evaluation_modules.set_train_mode()
+
     def _require_still_frozen(self) -> None:
         """Refuses gradients for weights that were frozen when the run began: the optimizer lacks them.
 
@@ -211,8 +226,8 @@ class NativeTrainer(ReplicaTrainer):
                 raise SpecError(
                     f"requires_grad: expected False for {name!r}, which was frozen when the run began,"
                     " received True: the optimizer does not have it. Let it be trainable at the start and"
-                    " freeze it with requires_grad_(False) in the loop, or end the run with a checkpoint and"
-                    " resume it with another `initial_weights.freeze`."
+                    " freeze it in the loop, by session.freeze(patterns); or end the run with a checkpoint"
+                    " and resume it with another `initial_weights.freeze`."
                 )
 
     def build_metrics(self, phase: Phase) -> list[Metric]:

@@ -6,7 +6,7 @@ the caller.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -264,6 +264,24 @@ class GradientKeepingGroup(Protocol):
         Returns:
             For each local replica one gradient of each trainable weight's shape, in the order of the
             weights' names: reduced and unscaled, before clipping.
+        """
+
+
+@runtime_checkable
+class FreezingGroup(Protocol):
+    """Replica group that can freeze weights within a run, and train them again (`session.freeze`)."""
+
+    def set_frozen(self, names: Collection[str]) -> None:
+        """Makes later steps leave these weights and their optimizer state as they are. Collective.
+
+        They get no gradients, and none are exchanged. A layer all of whose weights are named computes as in
+        evaluation. Earlier calls are void: what is not named is trained as at the start of the run.
+
+        Args:
+            names: Names of weights, trainable ones and others, of which at least one trainable is left out.
+
+        Raises:
+            UnsupportedError: The backend, the optimizer or the model cannot do it.
         """
 
 

@@ -58,6 +58,7 @@ class SavedTrainerState:
         skipped_in_a_row: Number of these since the last step that was not left out.
         averaged: Number of weights in their average over steps (`ema`, `swa`); 0 where there is none.
         values: Scalars that objectives got in the last step, by name.
+        frozen: Sorted names of the weights that `session.freeze` has frozen.
     """
 
     step: int
@@ -76,6 +77,7 @@ class SavedTrainerState:
     skipped_in_a_row: int = 0
     averaged: int = 0
     values: dict[str, float] = field(default_factory=dict)
+    frozen: list[str] = field(default_factory=list)
 
     @property
     def best_step(self) -> int | None:

@@ -32,6 +32,7 @@ class TrainerState:
         fixed_rate: Learning rate from `set_learning_rate`, in place of the spec's; None for the spec's.
         plateau_fractions: Fractions of the spec's rates to which the schedule `plateau` has lowered them, by
             the name of the update (empty without updates).
+        frozen: Sorted names of the weights that `session.freeze` has frozen.
         is_predicting: Whether an iterator of predictions is open; closing it restores the state before it.
         is_averaged: Whether the replicas hold the average of the weights, as in `session.averaged()`.
     """
@@ -52,6 +53,7 @@ class TrainerState:
     plateau_fractions: dict[str, float] = field(default_factory=dict)
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
+    frozen: list[str] = field(default_factory=list)
     is_predicting: bool = False
     is_averaged: bool = False
 

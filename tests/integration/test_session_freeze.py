@@ -1,0 +1,333 @@
+"""Weights that a loop freezes and unfreezes: as in plain loops, kept by checkpoints, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from integration.session_specs import launch, spec
+
+import isotrain
+from isotrain.core.errors import IsotrainError, UnsupportedError
+
+State = dict[str, np.ndarray]
+FROM, TO = 2, 5
+"""Steps before which the first layer is frozen and unfrozen, of nine."""
+SGD = {"name": "sgd", "lr": 0.0625, "momentum": 0.5, "weight_decay": 0.25}
+ADAMW = {"name": "adamw", "lr": 0.0625, "weight_decay": 0.25, "beta_1": 0.5, "beta_2": 0.75}
+ADAMW["epsilon"] = 2.0**-10
+OPTIMIZERS = pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+
+
+def cells(*backends: str) -> pytest.MarkDecorator:
+    """Parametrization `backend, replicas`: one replica, and what is alike, when there is time."""
+    quick = {("torch-ddp", 2), ("tf-mirrored", 2), ("horovod-torch", 2)}
+    pairs = [(backend, replicas) for backend in backends for replicas in (1, 2)]
+    return pytest.mark.parametrize(
+        ("backend", "replicas"),
+        [pytest.param(*each, marks=[] if each in quick else [pytest.mark.slow]) for each in pairs],
+    )
+
+
+def native() -> Any:
+    from collections import OrderedDict
+
+    from torch import nn
+
+    layers = {"first": nn.Linear(3, 5), "tanh": nn.Tanh(), "last": nn.Linear(5, 1)}
+    return nn.Sequential(OrderedDict(layers)).double()
+
+
+def native_normalized() -> Any:
+    from collections import OrderedDict
+
+    from torch import nn
+
+    first = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
+    return nn.Sequential(OrderedDict({"first": first, "last": nn.Linear(5, 1)})).double()
+
+
+def normalized() -> Any:
+    import keras
+
+    layers = keras.layers
+    inner = [layers.Dense(5), layers.BatchNormalization(), layers.Dropout(0.5)]
+    first = keras.Sequential([keras.Input((3,)), *inner], name="first")
+    return keras.Sequential([keras.Input((3,)), first, layers.Dense(1, name="last")])
+
+
+def weights(session: isotrain.Session) -> State:
+    return session.read_state(["trainable", "non-trainable"])
+
+
+def trained(session: isotrain.Session, pattern: str = "*first/*") -> State:
+    """Weights after a run in which the first layer is frozen on the way; its state must not move then."""
+    before: State = {}
+    for batch in session.batches():
+        if batch.step == FROM:
+            session.freeze(pattern)
+            before = _layer(session.read_state(), pattern)
+        if batch.step == TO:
+            for name, array in _layer(session.read_state(), pattern).items():
+                np.testing.assert_array_equal(array, before[name], err_msg=name)
+            session.unfreeze(pattern)
+        session.step(batch)
+    return weights(session)
+
+
+def _layer(state: State, pattern: str) -> State:
+    """State of the weights that match, their optimizer state included."""
+    return {name: array for name, array in state.items() if pattern.strip("*./") in name}
+
+
+def batches(session: isotrain.Session) -> tuple[list[tuple[np.ndarray, np.ndarray]], State]:
+    read = [batch.slices[0][0] for batch in session.batches()]
+    numpy = session.group.numpy
+    return [(numpy(each.inputs), numpy(each.targets)) for each in read], weights(session)
+
+
+def portable_twin(optimizer: dict[str, Any], folder: Path) -> State:
+    """NumPy's result of a loop over two layers with Keras' optimizers."""
+    fields = {"optimizer": optimizer, "precision": "float64"}
+    read, start = launch(batches, folder / "twin", 1, "torch-ddp", **fields)
+    values = list(start.values())
+    slots = [np.zeros_like(each) for each in values for _ in range(2)]
+    for step, (inputs, targets) in enumerate(read):
+        first, first_bias, last, last_bias = values
+        hidden = np.tanh(inputs @ first + first_bias)
+        error = 2 * (hidden @ last + last_bias - targets) / len(inputs)
+        inner = error @ last.T * (1 - hidden**2)
+        gradients = [inputs.T @ inner, inner.sum(0), hidden.T @ error, error.sum(0)]
+        for index, gradient in enumerate(gradients):
+            if index > 1 or not FROM <= step < TO:
+                _update(
+                    optimizer, values[index], gradient, slots[2 * index : 2 * index + 2], step + 1
+                )
+    return dict(zip(start, values, strict=True))
+
+
+def _update(
+    optimizer: dict[str, Any], weight: np.ndarray, gradient: np.ndarray, slots: Any, count: int
+) -> None:
+    rate, (first, second) = optimizer["lr"], slots
+    weight -= rate * optimizer["weight_decay"] * weight
+    if optimizer["name"] == "sgd":
+        first *= optimizer["momentum"]
+        first -= rate * gradient
+        weight += first
+        return
+    first += 0.5 * (gradient - first)
+    second += 0.25 * (gradient**2 - second)
+    rate *= np.sqrt(1 - 0.75**count) / (1 - 0.5**count)
+    weight -= rate * first / (np.sqrt(second) + optimizer["epsilon"])
+
+
+def assert_close(result: State, expected: State, tolerance: float) -> None:
+    assert result.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(result[name], array, rtol=0, atol=tolerance, err_msg=name)
+
+
+@cells("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
+@OPTIMIZERS
+def test_equals_a_plain_loop(
+    tmp_path: Path, backend: str, replicas: int, optimizer: dict[str, Any]
+) -> None:
+    fields = {"optimizer": optimizer, "precision": "float64"}
+    result = launch(trained, tmp_path, replicas, backend, **fields)
+    assert_close(result, portable_twin(optimizer, tmp_path), 1e-12)
+
+
+def native_twin(session: isotrain.Session) -> State:
+    """Result of a plain torch loop, in a process of its own."""
+    import torch
+
+    model = session.model
+    options = {"lr": 0.0625, "weight_decay": 0.25}
+    if session.spec.optimizer.name == "sgd":
+        optimizer: Any = torch.optim.SGD(model.parameters(), momentum=0.5, **options)
+    else:
+        optimizer = torch.optim.AdamW(
+            model.parameters(), betas=(0.5, 0.75), eps=ADAMW["epsilon"], **options
+        )
+    for step, batch in enumerate(session.batches()):
+        inputs, targets = batch.slices[0][0].inputs, batch.slices[0][0].targets
+        model.first.requires_grad_(not FROM <= step < TO)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return weights(session)
+
+
+@cells("torch-ddp", "horovod-torch")
+@OPTIMIZERS
+def test_native_models_equal_a_plain_torch_loop(
+    tmp_path: Path, backend: str, replicas: int, optimizer: dict[str, Any]
+) -> None:
+    fields = {"model": {"torch": native}, "optimizer": optimizer, "precision": "float64"}
+    result = launch(trained, tmp_path, replicas, backend, **fields)
+    expected = launch(native_twin, tmp_path / "twin", 1, "torch-ddp", **fields)
+    assert_close(result, expected, 1e-12)
+
+
+NORMALIZED = [
+    ("torch-ddp", {"model": normalized}),
+    ("torch-ddp", {"model": {"torch": native_normalized}, "precision": "float64"}),
+    ("tf-mirrored", {"model": normalized}),
+    ("horovod-torch", {"model": {"torch": native_normalized}, "precision": "float64"}),
+]
+
+
+def evaluated(session: isotrain.Session) -> tuple[State, State, list[tuple[float, float]]]:
+    """Statistics when a layer is frozen and unfrozen; losses of steps and evaluations between."""
+    losses, states = [], []
+    for batch in session.batches():
+        if batch.step == FROM:
+            session.freeze("*first*")
+        if batch.step in (FROM, TO):
+            states.append(_layer(session.read_state(["non-trainable"]), "first"))
+        if batch.step == TO:
+            session.unfreeze("*first*")
+        is_frozen = FROM <= batch.step < TO
+        arrays = tuple(
+            map(session.group.numpy, (batch.slices[0][0].inputs, batch.slices[0][0].targets))
+        )
+        expected = session.evaluate(arrays)["loss"] if is_frozen else 0.0
+        loss = float(session.step(batch))
+        if is_frozen:
+            losses.append((loss, expected))
+    states.append(_layer(session.read_state(["non-trainable"]), "first"))
+    return (*states, losses)
+
+
+@pytest.mark.parametrize(("backend", "fields"), NORMALIZED)
+@pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_frozen_layers_compute_as_in_evaluation(
+    tmp_path: Path, backend: str, replicas: int, fields: dict[str, Any]
+) -> None:
+    frozen, unfrozen, end, losses = launch(
+        evaluated, tmp_path, replicas, backend, global_batch_size=6, **fields
+    )
+    floats = {name for name, array in frozen.items() if array.dtype.kind == "f"}
+    assert floats
+    for name in floats:
+        np.testing.assert_array_equal(frozen[name], unfrozen[name], err_msg=name)
+        assert not np.array_equal(end[name], unfrozen[name]), name
+    if replicas == 1:
+        for loss, expected in losses:
+            assert loss == pytest.approx(expected, rel=1e-6)
+
+
+def until(session: isotrain.Session, last: int, saves: bool) -> State:
+    """State after some steps: frozen before the first, and unfrozen before the sixth."""
+    if saves or not session.steps_done:
+        session.freeze("*first*")
+    for batch in session.batches():
+        if batch.step == TO:
+            session.unfreeze("*first*")
+        session.step(batch)
+        if saves and batch.step == last:
+            session.save(session.run_directory / "saved")
+            return {}
+    return session.read_state()
+
+
+def first_part(session: isotrain.Session) -> State:
+    return until(session, FROM, saves=True)
+
+
+def uninterrupted(session: isotrain.Session) -> State:
+    return until(session, FROM, saves=False)
+
+
+def resumed(session: isotrain.Session) -> State:
+    session.restore(session.run_directory.parents[1] / "first" / "run" / "saved")
+    with pytest.raises(IsotrainError, match="every weight is frozen"):
+        session.freeze("*")
+    return until(session, FROM, saves=False)
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields"),
+    [
+        ("torch-ddp", {}),
+        ("torch-ddp", {"model": {"torch": native}, "precision": "float64"}),
+        ("tf-mirrored", {}),
+        ("horovod-torch", {"model": {"torch": native}, "precision": "float64"}),
+    ],
+)
+@OPTIMIZERS
+def test_a_resumed_run_ends_with_the_same_bits(
+    tmp_path: Path, backend: str, fields: dict[str, Any], optimizer: dict[str, Any]
+) -> None:
+    fields = {**fields, "optimizer": optimizer}
+
+    def run(work: Callable[[isotrain.Session], State], folder: Path) -> State:
+        state: State = launch(work, folder, 2, backend, **fields)
+        return state
+
+    run(first_part, tmp_path / "first")
+    whole, again = run(uninterrupted, tmp_path / "whole"), run(resumed, tmp_path / "second")
+    assert whole.keys() == again.keys()
+    for name, array in whole.items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)
+
+
+def refusals(session: isotrain.Session) -> list[str]:
+    texts = []
+    for call, pattern in (
+        ("freeze", "middle"),
+        ("unfreeze", "middle"),
+        ("freeze", "*"),
+        ("unfreeze", "*last*"),
+    ):
+        try:
+            getattr(session, call)(pattern)
+        except (IsotrainError, UnsupportedError) as error:
+            texts.append(str(error))
+    return texts
+
+
+def test_refusals_have_reasons(tmp_path: Path) -> None:
+    fields = {"initial_weights": {"freeze": "*last*"}}
+    missing, missing_too, all_frozen, fixed = launch(refusals, tmp_path, 1, "torch-ddp", **fields)
+    assert "'middle' fits none of the names" in missing
+    assert "session.unfreeze: 'middle'" in missing_too
+    assert "nothing is left to train" in all_frozen
+    assert "frozen by initial_weights.freeze, for the whole run" in fixed
+
+
+def refusal(session: isotrain.Session) -> str:
+    try:
+        session.freeze("*first*")
+    except UnsupportedError as error:
+        return str(error)
+    return "nothing"
+
+
+UPDATES = {"one": {"optimizer": {"name": "sgd", "lr": 0.125}}}
+
+
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize(
+    ("backend", "fields", "reason"),
+    [
+        ("reference", {}, "is no FreezingGroup"),
+        ("torch-ddp", {"strategy": "local-sgd"}, "strategy 'local-sgd' exchanges"),
+        ("torch-ddp", {"optimizer": None, "updates": UPDATES}, "the spec has updates"),
+        ("tf-mirrored", {"compile": True}, "XLA has compiled"),
+    ],
+)
+def test_refused_where_it_cannot_be(
+    tmp_path: Path, backend: str, fields: dict[str, Any], reason: str
+) -> None:
+    program = {name: value for name, value in spec(**fields).items() if value is not None}
+    assert (
+        reason
+        in isotrain.launch(
+            refusal, program, backend=backend, replicas=2, run_directory=tmp_path / "run"
+        )[0]
+    )
