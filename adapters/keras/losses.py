@@ -107,6 +107,9 @@ def loss_terms(losses: Losses, spec: TrainingSpec, outputs: OutputSelector) -> L
 def objective_terms(objective: Objective, result: ObjectiveResult) -> list[LossTerm]:
     """Terms of what an objective returned; those of named losses are kept as `objective.latest`."""
     terms = [_objective_term(losses) for losses in result.losses.values()]
+    if any(term.denominator is not None for term in terms):  # sums of weights are large numbers
+        wide = keras.backend.result_type(*(term.mean.dtype for term in terms), "float32")
+        terms = [term._replace(mean=keras.ops.cast(term.mean, wide)) for term in terms]
     objective.latest = terms
     return terms
 
@@ -115,6 +118,7 @@ def _objective_term(losses: Any) -> LossTerm:
     if not isinstance(losses, WeightedLosses):
         return LossTerm(mean_over_samples(losses), None)
     values = callables.require_tensor(losses.losses, "the loss or objective")
+    values = keras.ops.cast(values, keras.backend.result_type(values.dtype, "float32"))
     weights = keras.ops.cast(losses.weights, values.dtype)
     weights = keras.ops.stop_gradient(keras.ops.broadcast_to(weights, keras.ops.shape(values)))
     denominator = keras.ops.sum(weights)

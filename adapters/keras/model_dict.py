@@ -5,7 +5,7 @@ Imported by adapters only after `keras_backend.set_backend`.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 import keras
@@ -28,6 +28,12 @@ class ModelDict(keras.layers.Layer):
 
     def __getitem__(self, name: str) -> Any:
         return self.models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.models)
+
+    def __len__(self) -> int:
+        return len(self.models)
 
     def keys(self) -> KeysView[str]:
         """Names of the models."""

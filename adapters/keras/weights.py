@@ -84,21 +84,7 @@ def freeze(model: keras.Layer, is_frozen: Callable[[str], bool]) -> Callable[[],
     names = canonical_names(variables)
     frozen = {id(v) for v, name in zip(variables, names, strict=True) if is_frozen(name)}
     frozen_layers = [layer for layer in layers if _is_in(frozen, layer)]
-    trainable = list(model.trainable_variables)
-    for layer in frozen_layers:
-        layer.trainable = False
-        for inner in keras_private.layers_of(layer):
-            _keep_in_inference(inner)
-    for variable in trainable:
-        if id(variable) in frozen:
-            variable.trainable = False
-    updated = {id(v) for v in moving_statistics(model)}
-    still_updated = [n for v, n in zip(variables, names, strict=True) if id(v) in frozen & updated]
-    if still_updated:
-        raise SpecError(
-            f"freeze: {', '.join(still_updated)}: a layer moves its statistics as long as it"
-            " trains. Name its other weights too."
-        )
+    were_trainable = [(each, each.trainable) for each in variables]
 
     def undo() -> None:
         for layer, was_trainable, call in sorted(before, key=lambda each: not each[1]):
@@ -107,9 +93,24 @@ def freeze(model: keras.Layer, is_frozen: Callable[[str], bool]) -> Callable[[],
                 layer.call = call
             elif "call" in vars(layer):
                 del layer.call
-        for variable in trainable:
-            variable.trainable = True
+        for variable, was_trainable in were_trainable:
+            variable.trainable = was_trainable
 
+    for layer in frozen_layers:
+        layer.trainable = False
+        for inner in keras_private.layers_of(layer):
+            _keep_in_inference(inner)
+    for variable in variables:
+        if id(variable) in frozen:
+            variable.trainable = False
+    updated = {id(v) for v in moving_statistics(model)}
+    still_updated = [n for v, n in zip(variables, names, strict=True) if id(v) in frozen & updated]
+    if still_updated:
+        undo()
+        raise SpecError(
+            f"freeze: {', '.join(still_updated)}: a layer moves its statistics as long as it"
+            " trains. Name its other weights too."
+        )
     return undo
 
 
@@ -119,13 +120,20 @@ class Freezing:
     def __init__(self, model: keras.Layer) -> None:
         self._model = model
         self._undo: Callable[[], None] = lambda: None
+        self._names: Collection[str] = ()
 
     def set_frozen(self, names: Collection[str]) -> None:
         """Freezes exactly the weights of these names, besides those that were frozen at the start."""
         unlock_trainable(self._model)
         self._undo()
-        self._undo = freeze(self._model, lambda name: name in names)
-        lock_trainable(self._model)
+        try:
+            self._undo = freeze(self._model, lambda name: name in names)
+        except SpecError:
+            self._undo = freeze(self._model, lambda name: name in self._names)
+            raise
+        finally:
+            lock_trainable(self._model)
+        self._names = names
 
 
 def _keep_in_inference(layer: keras.Layer) -> None:

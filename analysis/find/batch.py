@@ -130,6 +130,7 @@ def find_batch(
         return trials[-1].fits
 
     size = first or checked.resolve_global_batch_size(options.get("replicas") or 1)
+    size = min(size, most or size)
     low, high = 0, size
     while fits(high):
         low, bound = high, min(most or high * 2, samples or high * 2)

@@ -40,8 +40,8 @@ def _find_rate(options: argparse.Namespace) -> None:
         search = find_rate(
             read_spec_with_choices(options),
             backend=options.backend,
-            first=options.first_rate or FIRST,
-            last=options.last_rate or LAST,
+            first=FIRST if options.first_rate is None else options.first_rate,
+            last=LAST if options.last_rate is None else options.last_rate,
             steps=options.steps or STEPS,
             **_run_options(options),
         )

@@ -122,14 +122,20 @@ def _sweep(session: Session, *, first: float, last: float, steps: int) -> dict[s
         rates.append(first * (last / first) ** (len(rates) / (steps - 1)))
         session.set_learning_rate(rates[-1])
         losses.append(float(session.step(batch)))
-        smoothed = smoothed_losses(losses)
-        if not math.isfinite(losses[-1]) or smoothed[-1] > _DIVERGED * min(smoothed):
+        if has_diverged(losses):
             break
     return {
         "rates": rates,
         "losses": losses,
         "global_batch_size": session.plan.global_batch_size,
     }
+
+
+def has_diverged(losses: Sequence[float]) -> bool:
+    """Whether the last loss is not finite, or smoothed lies far above the least; losses may be negative."""
+    smoothed = smoothed_losses(losses)
+    least = min(smoothed)
+    return not math.isfinite(losses[-1]) or smoothed[-1] - least > (_DIVERGED - 1) * abs(least)
 
 
 def smoothed_losses(losses: Sequence[float]) -> list[float]:

@@ -391,7 +391,9 @@ def _require_gradient_norm(spec: TrainingSpec, strategy: Strategy, replicas: int
         UnsupportedError: Replicas have gradients of their own, or of a part of the weights.
     """
     layout = strategy.parallel_layout.for_replicas(replicas).name
-    is_equal = replicas == 1 or strategy.keeps_replicas_equal == "always"
+    is_equal = replicas == 1 or (
+        strategy.keeps_replicas_equal == "always" and Capability.LOCAL_STEP not in strategy.requires
+    )
     if spec.gradient_norm and (layout != "replicated" or not is_equal):
         raise UnsupportedError(
             f"gradient_norm: under strategy {strategy.name!r} no process has all gradients that update the"

@@ -65,7 +65,9 @@ def save(result: isotrain.RunResult, folder: Path) -> None:
 
     network = model()
     trained = {name: torch.from_numpy(weight) for name, weight in result.weights.items()}
-    network.load_state_dict(trained, strict=False)  # tied weights are in `weights` once
+    missing, unexpected = network.load_state_dict(trained, strict=False)
+    assert not unexpected  # tied weights are in `weights` once
+    assert set(missing) <= {"lm_head.weight"}
     network.save_pretrained(folder)
 
 

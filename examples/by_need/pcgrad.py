@@ -52,7 +52,8 @@ def without_conflict(replica: Any, first: list[Any], second: list[Any]) -> list[
         return sum(ops.sum(a * b) for a, b in zip(left, right, strict=True))
 
     conflict = ops.minimum(dot(first, second), 0.0)
-    in_first, in_second = conflict / dot(second, second), conflict / dot(first, first)
+    in_first = conflict / ops.maximum(dot(second, second), 1e-30)
+    in_second = conflict / ops.maximum(dot(first, first), 1e-30)
     return [a - in_first * b + b - in_second * a for a, b in zip(first, second, strict=True)]
 
 

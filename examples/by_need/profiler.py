@@ -27,7 +27,7 @@ class Profiler(isotrain.Callback):
         folder = session.run_directory / "profile" / f"rank-{session.rank}"
         is_torch = session.plan.framework == "torch"
         if batch.step == self.first - 1:
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             self.profile = _torch_profile() if is_torch else _tensorflow_profile(str(folder))
             self.profile.start()
         elif batch.step == self.last:

@@ -45,7 +45,7 @@ def climb(replica: Any, gradients: list[Any]) -> Any:
 
     weights = replica.read(("trainable",))
     direction = ops.concatenate([ops.reshape(gradient, (-1,)) for gradient in gradients])
-    length = ops.sqrt(ops.sum(direction**2))
+    length = ops.maximum(ops.sqrt(ops.sum(direction**2)), 1e-12)
     replica.write(("trainable",), weights + direction * (RADIUS / length))
     return weights
 

@@ -75,6 +75,15 @@ def test_metrics_see_all_samples_in_order(tmp_path: Path, backend: str) -> None:
         assert isotrain.evaluate(result, replicas=replicas) == pytest.approx(told, rel=1e-9)
 
 
+@pytest.mark.slow
+def test_metrics_over_all_get_targets_without_sample_weights(tmp_path: Path) -> None:
+    result = trained(tmp_path, "torch-ddp")
+    inputs, targets = (part[:7] for part in samples())
+    weighted = isotrain.DataSet((inputs, targets, np.arange(7.0)))
+    plain = isotrain.evaluate(result, (inputs, targets))
+    assert isotrain.evaluate(result, weighted)["largest"] == plain["largest"]
+
+
 def test_other_data_and_metrics(tmp_path: Path) -> None:
     result = trained(tmp_path)
     inputs, targets = samples()

@@ -14,7 +14,7 @@ import pytest
 from integration.session_specs import spec
 
 import isotrain
-from isotrain.analysis.find.rate import smoothed_losses, steepest_rate
+from isotrain.analysis.find.rate import has_diverged, smoothed_losses, steepest_rate
 from isotrain.core.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("reference")
@@ -51,6 +51,23 @@ def test_the_suggestion_is_where_the_loss_falls_fastest() -> None:
 def test_smoothed_losses_are_weighted_means() -> None:
     assert smoothed_losses([3.0] * 5) == pytest.approx([3.0] * 5)
     assert smoothed_losses([1.0, 3.0]) == pytest.approx([1.0, (0.95 + 3) / 1.95])
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([1.0], False),
+        ([-1.0], False),
+        ([-1.0, -2.0, -3.0], False),
+        ([1.0, 0.5, 60.0], True),
+        ([-1.0, -1.0, 60.0], True),
+        ([1.0, float("nan")], True),
+    ],
+)
+def test_a_loss_diverges_from_the_least_also_below_zero(
+    losses: list[float], expected: bool
+) -> None:
+    assert has_diverged(losses) is expected
 
 
 def test_the_rate_rises_until_the_loss_diverges(

@@ -53,7 +53,8 @@ def trained(
     right = dist.all_reduce
 
     def counting(*args: Any, **options: Any) -> Any:
-        asked.append(args)
+        if args[0].numel() < 3:  # three numbers are what processes agree on about once a second
+            asked.append(args)
         return right(*args, **options)
 
     dist.all_reduce = counting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,35 @@ def _spec(**fields: Any) -> isotrain.TrainingSpec:
     return isotrain.TrainingSpec(**{**defaults, **fields})
 
 
+def train_and_save(session: isotrain.Session, folder: Path) -> dict[str, float]:
+    for batch in session.batches():
+        session.step(batch, values={"chosen": 0.25 + batch.step})
+        if batch.step == 3:
+            break
+    session.save(folder)
+    return session.evaluate()
+
+
+def restore(session: isotrain.Session, folder: Path) -> dict[str, float]:
+    session.restore(folder)
+    return session.evaluate()
+
+
 def test_an_evaluation_after_a_resume_has_the_values_of_the_last_step(tmp_path: Path) -> None:
     values = {"scheduled": {"name": "linear", "start": 0.0, "end": 1.0, "steps": 8}}
     spec = _spec(objective=objective, values=values)
-    with isotrain.open_session(spec, backend="torch-ddp") as session:
-        for batch in session.batches():
-            session.step(batch, values={"chosen": 0.25 + batch.step})
-            if batch.step == 3:
-                break
-        session.save(tmp_path / "checkpoint")
-        expected = session.evaluate()
-    with isotrain.open_session(spec, backend="torch-ddp") as session:
-        session.restore(tmp_path / "checkpoint")
-        assert session.evaluate() == expected
+    expected, restored = (
+        isotrain.launch(
+            functools.partial(work, folder=tmp_path / "checkpoint"),
+            spec,
+            backend="torch-ddp",
+            replicas=1,
+            run_directory=tmp_path / work.__name__,
+            on_event=lambda event: None,
+        )
+        for work in (train_and_save, restore)
+    )
+    assert restored == expected
 
 
 def test_metrics_over_all_of_a_coordinator(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from integration.session_specs import launch, spec
 
 import isotrain
-from isotrain.core.errors import IsotrainError, UnsupportedError
+from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
 
 State = dict[str, np.ndarray]
 FROM, TO = 2, 5
@@ -331,3 +331,24 @@ def test_refused_where_it_cannot_be(
             refusal, program, backend=backend, replicas=2, run_directory=tmp_path / "run"
         )[0]
     )
+
+
+def trainable_flags(session: isotrain.Session) -> dict[str, bool]:
+    """Which weights are trainable after a model frozen in part is frozen twice within a run."""
+    from isotrain.adapters.keras.weights import Freezing, freeze
+
+    model = normalized()
+    freeze(model, lambda name: name.endswith("beta"))
+    freezing = Freezing(model)
+    names = [variable.path for variable in model.trainable_variables]
+    freezing.set_frozen([name for name in names if name.startswith("first")])
+    with pytest.raises(SpecError, match="moving_mean"):
+        freezing.set_frozen(["first/batch_normalization/moving_mean"])
+    freezing.set_frozen(["last/kernel"])
+    return {variable.path.split("/")[-1]: variable.trainable for variable in model.weights}
+
+
+def test_what_was_frozen_at_the_start_stays_so(tmp_path: Path) -> None:
+    flags = launch(trainable_flags, tmp_path, 1, "torch-ddp")
+    assert not flags["beta"]
+    assert flags["gamma"]

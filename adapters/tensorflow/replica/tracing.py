@@ -235,7 +235,10 @@ class TracedMetrics:
 
     def collect(self, phase: Phase) -> dict[str, float]:
         """Means over all samples of all replicas, by metric; resets them. Collective."""
-        function = self._traced.function(("collect", phase), lambda: self._trace_collect(phase))
+        objective = self._trainer.objective
+        names = None if objective is None else objective.names  # known after its first call
+        key = ("collect", phase, names)
+        function = self._traced.function(key, lambda: self._trace_collect(phase))
         results: dict[str, float] = {}
         for name, value in function().items():
             results |= keras_model.named_results(name, value)

@@ -64,10 +64,10 @@ class NamedLosses(keras.metrics.Metric):
             )
         count = tf.shape(tf.nest.flatten(self._objective.inputs)[0])[0]
         rows = [
-            (mean, tf.cast(count if denominator is None else denominator, mean.dtype))
-            for mean, denominator in self._objective.latest
+            (tf.cast(mean, tf.float64), tf.cast(count if weights is None else weights, tf.float64))
+            for mean, weights in self._objective.latest
         ]
-        added = tf.cast(tf.stack([[m * number, number] for m, number in rows], axis=1), tf.float64)
+        added = tf.stack([[mean * number, number] for mean, number in rows], axis=1)
         self._sums.assign_add(tf.pad(added, [[0, 0], [0, MAX_LOSSES - len(rows)]]))
 
     def result(self) -> dict[str, tf.Tensor]:

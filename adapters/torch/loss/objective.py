@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def objective_computer(
 
     def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         result = objective.result(objective(called, inputs, targets, model.training))
-        objective.latest = terms = [_term(losses) for losses in result.losses.values()]
+        objective.latest = terms = _terms(result.losses.values())
         plain = [mean for mean, denominator in terms if denominator is None]
         total = sum(plain[1:], plain[0]) if plain else torch.zeros_like(terms[0][0])
         if len(plain) == len(terms):
@@ -40,11 +41,21 @@ def objective_computer(
     return compute
 
 
+def _terms(losses: Iterable[Any]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Terms of several losses, of one dtype where one has weights: their sums are large numbers."""
+    terms = [_term(each) for each in losses]
+    if all(denominator is None for _, denominator in terms):
+        return terms
+    wide = functools.reduce(torch.promote_types, (mean.dtype for mean, _ in terms))
+    return [(mean.to(wide), denominator) for mean, denominator in terms]
+
+
 def _term(losses: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Mean of losses, a scalar, and the sum of their weights; None for a mean over samples."""
     if not isinstance(losses, WeightedLosses):
         return mean_over_samples(losses), None
     values = callables.require_tensor(losses.losses, "the loss or objective")
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
     weights = losses.weights.detach().to(values.dtype).broadcast_to(values.shape)
     denominator = weights.sum()
     return (values * weights).sum() / torch.where(denominator > 0, denominator, 1.0), denominator

@@ -31,8 +31,9 @@ class NamedLosses(Metric):
         if not self._objective.names:
             return
         for index, (mean, denominator) in enumerate(self._objective.latest):
-            number = torch.full_like(mean, count) if denominator is None else denominator
-            self._total[:, index] += torch.stack([mean * number, number]).double()
+            mean = mean.double()
+            number = torch.full_like(mean, count) if denominator is None else denominator.double()
+            self._total[:, index] += torch.stack([mean * number, number])
 
     def named_results(self) -> dict[str, float]:
         columns = zip(self._objective.names or (), *self._total.tolist(), strict=False)

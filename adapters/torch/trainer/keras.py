@@ -152,7 +152,7 @@ class KerasTrainer(ReplicaTrainer):
         spec, variables = self._spec, self._updated_variables
         self.updated = [variable.value for variable in variables]
         self.optimizer.build(variables)
-        groups = self._use_groups()
+        groups = self._option_groups = self._use_groups()
         self.update = (
             keras_update(spec, self.optimizer, variables, groups=groups) if spec.capture else None
         )
@@ -182,7 +182,7 @@ class KerasTrainer(ReplicaTrainer):
         self.update = None  # torch's kernels go through all weights
         if len(trained) == len(self.trainable) and self._spec.capture:
             self.update = keras_update(
-                self._spec, self.optimizer, self._variables, groups=self._use_groups()
+                self._spec, self.optimizer, self._variables, groups=self._option_groups
             )
         for cache in self._graph_caches().values():
             cache.forget()

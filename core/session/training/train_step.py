@@ -431,7 +431,11 @@ class TrainLoop:
         for name in self._momentum_setters.keys() & {*names}:
             self._momentum_setters[name](self._rates[name].momentum(batch.step) or 0.0)
         rates = [self._scheduled_rate(batch.step, name) for name in names]
-        losses = [take(name, rate) for name, rate in zip(names, rates, strict=True)]
+        losses, applied = [], []
+        for name, rate in zip(names, rates, strict=True):
+            skipped = trainer_state.skipped_steps
+            losses.append(take(name, rate))
+            applied += [name] * (trainer_state.skipped_steps == skipped)
         loss, rate = functools.reduce(operator.add, losses), rates[0]
         before = trainer_state.last_loss if continues else None
         trainer_state.last_loss = loss if before is None else before + loss
@@ -457,12 +461,11 @@ class TrainLoop:
             scalars = {f"{n}_loss": each for n, each in zip(names, losses, strict=True)}
             scalars |= {f"{n}_learning_rate": each for n, each in zip(names, rates, strict=True)}
             self.step_logger.log(batch.step, scalars)
-        if self._norm_groups:
-            norms = {
-                _of_update("gradient_norm", n): self._norm_groups[n].gradient_norm() for n in names
-            }
-            trainer_state.last_gradient_norm = [*norms.values()][-1]
-            self.step_logger.log(batch.step, norms)
+        if self._norm_groups and applied:
+            norms = {n: self._norm_groups[n].gradient_norm() for n in applied}
+            trainer_state.last_gradient_norm = norms[applied[-1]]
+            named = {_of_update("gradient_norm", n): norm for n, norm in norms.items()}
+            self.step_logger.log(batch.step, named)
         reporter.enter(BETWEEN_CALLS)
         return loss
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch
+from isotrain.core.data.pytree import unweighted
 from isotrain.core.errors import SpecError
 from isotrain.core.session.training.predictions import concatenated, gathered, predict_batch
 from isotrain.core.spec import import_strings
@@ -36,7 +37,7 @@ class WholeSetMetrics:
     def add(self, batch: Batch) -> None:
         """Predicts for a batch, and keeps predictions and targets of all replicas. Collective."""
         if self._metrics:
-            targets = [micro_batches[0].targets for micro_batches in batch.slices]
+            targets = [unweighted(slices[0].targets)[0] for slices in batch.slices]
             self._targets.append(gathered(self._group, batch, targets))
             self._predictions.append(predict_batch(self._group, batch))
 
