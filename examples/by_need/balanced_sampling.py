@@ -34,12 +34,16 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
 
 
 class Balanced:
-    """Batches in which each class is as likely as the other; every epoch draws anew, from the same seed."""
+    """Batches in which each class is as likely as the other; every epoch has draws of its own."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         features, labels = samples()
         weights = 1 / np.bincount(labels)[labels]
-        random = np.random.default_rng(1)
+        random = np.random.default_rng([1, self.epoch])
+        self.epoch += 1
         for _ in range(STEPS):
             rows = random.choice(len(labels), size=BATCH, p=weights / weights.sum())
             yield features[rows], labels[rows]

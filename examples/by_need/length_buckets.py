@@ -39,11 +39,16 @@ def sequences() -> list[np.ndarray]:
 
 
 class Buckets:
-    """Batches of neighbours by length, in an order that every epoch draws anew from its seed."""
+    """Batches of neighbours by length; every epoch has an order of its own."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         ordered = sorted(sequences(), key=len)
-        starts = np.random.default_rng(1).permutation(range(0, len(ordered), BATCH))
+        random = np.random.default_rng([1, self.epoch])
+        self.epoch += 1
+        starts = random.permutation(range(0, len(ordered), BATCH))
         for start in starts:
             batch = ordered[start : start + BATCH]
             longest = max(map(len, batch))

@@ -26,23 +26,39 @@ def model() -> Any:
     )
 
 
-def mixed_batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """One epoch of mixed batches (Zhang et al., "mixup", ICLR 2018): inputs, and probabilities of classes."""
-    random = np.random.default_rng(0)
-    labels = random.integers(CLASSES, size=90)
-    features = (random.normal(size=(90, 8)) + labels[:, None]).astype("float32")
-    targets = np.eye(CLASSES, dtype="float32")[labels]
-    for start in range(0, len(labels), BATCH):
-        x, y = features[start : start + BATCH], targets[start : start + BATCH]
-        share = random.beta(0.2, 0.2, size=(len(x), 1)).astype("float32")
-        partner = random.permutation(len(x))
-        yield share * x + (1 - share) * x[partner], share * y + (1 - share) * y[partner]
+class Mixed:
+    """Mixed batches (Zhang et al., "mixup", ICLR 2018): inputs, and probabilities of classes."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        labels = np.arange(90) % CLASSES
+        features = np.random.default_rng(0).normal(size=(90, 8)) + labels[:, None]
+        targets = np.eye(CLASSES, dtype="float32")[labels]
+        random = np.random.default_rng([1, self.epoch])  # every epoch has draws of its own
+        self.epoch += 1
+        order = random.permutation(90)
+        for start in range(0, 90, BATCH):
+            rows = order[start : start + BATCH]
+            share = random.beta(0.2, 0.2, size=(len(rows), 1)).astype("float32")
+            partners = random.permutation(rows)
+            x, y = features.astype("float32"), targets
+            yield (
+                share * x[rows] + (1 - share) * x[partners],
+                share * y[rows] + (1 - share) * y[partners],
+            )
+
+
+def data() -> isotrain.DataSet:
+    """The stream; its number of samples is known, so it is not read ahead to count them."""
+    return isotrain.DataSet(isotrain.sources.stream(Mixed(), samples=90))
 
 
 spec = isotrain.TrainingSpec(
     name="mixup",
     model=model,
-    data=mixed_batches,
+    data=data,
     loss={"name": "categorical_crossentropy", "from_logits": True},
     optimizer={"name": "sgd", "lr": 0.125},
     global_batch_size=BATCH,

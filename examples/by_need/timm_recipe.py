@@ -35,22 +35,37 @@ def model() -> Any:
     )
 
 
-def mixed_batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """One epoch of mixed batches: images `[samples, 6, 6, 1]`, and probabilities of classes."""
-    random = np.random.default_rng(0)
-    labels = random.integers(CLASSES, size=90)
-    images = random.normal(size=(90, 6, 6, 1)) + labels[:, None, None, None] / 2
-    targets = np.eye(CLASSES)[labels]
-    for start in range(0, len(labels), BATCH):
-        x, y = images[start : start + BATCH], targets[start : start + BATCH]
-        share, partner = random.beta(0.2, 0.2), random.permutation(len(x))
-        yield share * x + (1 - share) * x[partner], share * y + (1 - share) * y[partner]
+class Mixed:
+    """Batches of mixed images `[samples, 6, 6, 1]`, and probabilities of classes."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        labels = np.arange(90) % CLASSES
+        noise = np.random.default_rng(0).normal(size=(90, 6, 6, 1))
+        images, targets = noise + labels[:, None, None, None] / 2, np.eye(CLASSES)[labels]
+        random = np.random.default_rng([1, self.epoch])  # every epoch has draws of its own
+        self.epoch += 1
+        order = random.permutation(90)
+        for start in range(0, 90, BATCH):
+            rows = order[start : start + BATCH]
+            share, partners = random.beta(0.2, 0.2), random.permutation(rows)
+            yield (
+                share * images[rows] + (1 - share) * images[partners],
+                share * targets[rows] + (1 - share) * targets[partners],
+            )
+
+
+def data() -> isotrain.DataSet:
+    """The stream; its number of samples is known, so it is not read ahead to count them."""
+    return isotrain.DataSet(isotrain.sources.stream(Mixed(), samples=90))
 
 
 spec = isotrain.TrainingSpec(
     name="timm-recipe",
     model=model,
-    data=mixed_batches,
+    data=data,
     loss={"name": "categorical_crossentropy", "from_logits": True, "label_smoothing": 0.125},
     optimizer={
         "name": "adamw",
