@@ -109,23 +109,25 @@ class Checkpointer:
         self._average.settle(self._session_context.group)
         trainer_state = self._trainer_state
         step = trainer_state.steps_done
+        epoch_loss, epoch_samples = self._step_logger.epoch_so_far
         return SavedTrainerState(
-            step,
-            trainer_state.rate_factor,
-            *self._step_logger.epoch_so_far,
-            list(trainer_state.best_steps),
-            trainer_state.loss,
-            trainer_state.is_finished,
-            dict(notes),
-            trainer_state.stream_state,
-            self._rates_around(step),
-            trainer_state.fixed_rate,
-            dict(trainer_state.plateau_fractions),
-            trainer_state.skipped_steps,
-            trainer_state.skipped_in_a_row,
-            self._average.count,
-            {name: float(value) for name, value in (trainer_state.values or {}).items()},
-            list(trainer_state.frozen),
+            step=step,
+            rate_factor=trainer_state.rate_factor,
+            epoch_loss=epoch_loss,
+            epoch_samples=epoch_samples,
+            best_steps=list(trainer_state.best_steps),
+            last_loss=trainer_state.loss,
+            is_finished=trainer_state.is_finished,
+            notes=dict(notes),
+            stream_state=trainer_state.stream_state,
+            rates=self._rates_around(step),
+            fixed_rate=trainer_state.fixed_rate,
+            plateau_fractions=dict(trainer_state.plateau_fractions),
+            skipped_steps=trainer_state.skipped_steps,
+            skipped_in_a_row=trainer_state.skipped_in_a_row,
+            averaged=self._average.count,
+            values={name: float(value) for name, value in (trainer_state.values or {}).items()},
+            frozen=list(trainer_state.frozen),
         )
 
     def _rates_around(self, step: int) -> list[float]:

@@ -298,7 +298,7 @@ class TrainLoop:
 
     def _with_values(self, batch: Batch) -> Batch:
         """A batch with the spec's values of its step, unless it has others."""
-        if not self._values:
+        if self._values.keys() <= batch.values.keys():
             return batch
         return replace(batch, values={**values_at(self._values, batch.step), **batch.values})
 
@@ -395,6 +395,7 @@ class TrainLoop:
     ) -> None:
         """Takes a step with mean gradients and a loss to record, as `Session.apply_gradients`."""
         self._require_one_update(update, "apply_gradients")
+        batch = self._with_values(batch)
 
         def take(name: str, rate: float) -> Tensor:
             each = group.updates.get(name, group)
@@ -415,7 +416,7 @@ class TrainLoop:
 
         Args:
             group: The replica group.
-            batch: Batch of the step.
+            batch: Batch of the step, with its values.
             take: Does an update of a name (empty without updates) at a learning rate; returns its mean loss.
             update: Name of the requested update; None: those that are due.
         """
@@ -427,7 +428,7 @@ class TrainLoop:
         reporter.enter("step")
         trainer_state.is_finished = False
         self.average.before_step(group, batch.step)
-        trainer_state.values = self._with_values(batch).values
+        trainer_state.values = batch.values
         for name in self._momentum_setters.keys() & {*names}:
             self._momentum_setters[name](self._rates[name].momentum(batch.step) or 0.0)
         rates = [self._scheduled_rate(batch.step, name) for name in names]
