@@ -9,8 +9,8 @@ from isotrain.analysis.compare.result import Comparison as Comparison
 from isotrain.analysis.find.batch import BatchSearch as BatchSearch
 from isotrain.analysis.find.batch import BatchTrial as BatchTrial
 from isotrain.analysis.find.batch import find_batch as find_batch
-from isotrain.analysis.find.rate import RateSearch as RateSearch
 from isotrain.analysis.find.rate import find_rate as find_rate
+from isotrain.analysis.find.rate_search import RateSearch as RateSearch
 from isotrain.analysis.parity.check import parity as parity
 from isotrain.analysis.parity.result import Parity as Parity
 from isotrain.core.api import launch as launch

@@ -7,7 +7,8 @@ import sys
 
 from isotrain.analysis.find.batch import STEPS as BATCH_STEPS
 from isotrain.analysis.find.batch import BatchTrial, find_batch
-from isotrain.analysis.find.rate import FIRST, LAST, STEPS, RateSearch, find_rate
+from isotrain.analysis.find.rate import FIRST, LAST, STEPS, find_rate
+from isotrain.analysis.find.rate_search import RateSearch
 from isotrain.core.cli.support import read_spec_with_choices, waiting
 from isotrain.core.errors import PlanError
 from isotrain.core.json_format import json_page

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from isotrain.analysis.find.rate_plot import RatePlot, write_plot
+from isotrain.analysis.find.rate_search import RateSearch
 from isotrain.analysis.find.trial import launch_trial, trial_spec
 from isotrain.core.errors import SpecError
 from isotrain.core.planning.cluster_environment import require_single_process
@@ -28,40 +26,6 @@ _SKIPPED = 10
 """Fraction of the steps at the start, as one in so many, whose means are of few losses: none is suggested."""
 _WINDOW = 16
 """Fraction of the steps, as one in so many, before and after a step between which the slope is taken."""
-
-
-@dataclass(frozen=True)
-class RateSearch:
-    """Losses of a run whose learning rate rose exponentially from step to step.
-
-    Attributes:
-        rates: Learning rate of each step, after scaling.
-        losses: Loss of each step.
-        smoothed: Exponential moving mean of the losses, without the bias of its start.
-        suggestion: Learning rate at which the smoothed loss falls fastest; None if it falls nowhere.
-        lr: The suggestion as `optimizer.lr` of the spec, before scaling.
-    """
-
-    rates: tuple[float, ...]
-    losses: tuple[float, ...]
-    smoothed: tuple[float, ...]
-    suggestion: float | None
-    lr: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The search as JSON values."""
-        return asdict(self)
-
-    def plot(self, path: str | Path) -> None:
-        """Writes a plot of the losses over the rates.
-
-        Args:
-            path: File to write: `.png`, or `.svg`.
-
-        Raises:
-            IsotrainError: matplotlib is not installed.
-        """
-        write_plot(RatePlot(self.rates, self.losses, self.smoothed, self.suggestion), Path(path))
 
 
 def find_rate(

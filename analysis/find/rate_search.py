@@ -1,12 +1,12 @@
-"""Plot of a learning-rate search: the losses over the rates."""
+"""The result of a learning-rate search, and its plot: the losses over the rates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from isotrain.analysis.compare.plots import canvas
 from isotrain.analysis.compare.plots.canvas import INK, MUTED, SERIES_COLORS, Canvas
@@ -16,16 +16,40 @@ _LEFT, _LABEL, _HEIGHT, _FOOT = 58, 26, 280, 76
 
 
 @dataclass(frozen=True)
-class RatePlot:
-    """Curves to draw: losses over rates, as in `RateSearch`."""
+class RateSearch:
+    """Losses of a run whose learning rate rose exponentially from step to step.
 
-    rates: Sequence[float]
-    losses: Sequence[float]
-    smoothed: Sequence[float]
+    Attributes:
+        rates: Learning rate of each step, after scaling.
+        losses: Loss of each step.
+        smoothed: Exponential moving mean of the losses, without the bias of its start.
+        suggestion: Learning rate at which the smoothed loss falls fastest; None if it falls nowhere.
+        lr: The suggestion as `optimizer.lr` of the spec, before scaling.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
     suggestion: float | None
+    lr: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The search as JSON values."""
+        return asdict(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Writes a plot of the losses over the rates.
+
+        Args:
+            path: File to write: `.png`, or `.svg`.
+
+        Raises:
+            IsotrainError: matplotlib is not installed.
+        """
+        _write_plot(self, Path(path))
 
 
-def write_plot(search: RatePlot, path: Path) -> None:
+def _write_plot(search: RateSearch, path: Path) -> None:
     """Writes the plot as PNG, or as SVG if the file is named so."""
     draw = partial(_draw, search)
     if path.suffix == ".svg":
@@ -35,13 +59,13 @@ def write_plot(search: RatePlot, path: Path) -> None:
         path.write_bytes(canvas.png(draw))
 
 
-def _in_words(search: RatePlot) -> str:
+def _in_words(search: RateSearch) -> str:
     if search.suggestion is None:
         return "The smoothed loss falls at no learning rate."
     return f"The smoothed loss falls fastest at learning rate {search.suggestion:.3g}."
 
 
-def _draw(search: RatePlot, width: int) -> Canvas:
+def _draw(search: RateSearch, width: int) -> Canvas:
     drawing = Canvas(width, _LABEL + _HEIGHT + _FOOT)
     axes = drawing.axes(_LEFT, _LABEL, width - _LEFT - 14, _HEIGHT)
     drawing.text(0, 9, "loss", color=MUTED)
