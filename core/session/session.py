@@ -589,7 +589,25 @@ class Session:
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Adds an epoch's metrics to the run's history, and reports all its steps.
 
-        With the schedule `plateau` it lowers the learning rate once its metric has stopped improving.
+        It calls `reduce_on_plateau` with these metrics.
+        """
+        self.reduce_on_plateau(metrics)
+        self._step_logger.flush()
+        if self.is_main:
+            done, reports = self.steps_done, self._step_logger
+            loss = self.last_loss if reports.is_silent else reports.epoch_loss()
+            self._reporter.emit(
+                EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
+            )
+
+    def reduce_on_plateau(self, metrics: Mapping[str, float]) -> None:
+        """Lowers the learning rate of schedule `plateau` if its metric has stopped improving. Local.
+
+        For loops that evaluate within epochs: `end_epoch` does so by the metrics of an epoch.
+
+        Args:
+            metrics: Metrics by name, with names as in the history; the same on every process. Without that
+                of the schedule nothing happens.
         """
         fractions = self._trainer_state.plateau_fractions
         for name, spec in self.spec.update_specs.items():
@@ -598,13 +616,6 @@ class Session:
                 fractions[name] = plateau_fraction(
                     spec.schedule, metrics, self.notes, key, fraction
                 )
-        self._step_logger.flush()
-        if self.is_main:
-            done, reports = self.steps_done, self._step_logger
-            loss = self.last_loss if reports.is_silent else reports.epoch_loss()
-            self._reporter.emit(
-                EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
-            )
 
     def log(self, scalars: Mapping[str, Any], step: int | None = None) -> None:
         """Records named scalars of a step in the history and the spec's loggers. Local.

@@ -336,17 +336,20 @@ class OneCycleSchedule(SpecModel, json_schema_extra=require_name):
 
 
 class PlateauSchedule(Warmup, MonitoredMetric, json_schema_extra=require_name):
-    """Reduction on a plateau: the rate falls at the end of an epoch if a metric has stopped improving."""
+    """Reduction on a plateau: the rate falls after an epoch or evaluation if a metric stops improving."""
 
     name: Literal["plateau"] = "plateau"
     factor: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
         default=0.1, description="What the rate is multiplied by."
     )
     patience: Count = Field(
-        default=10, description="Evaluated epochs without a better value after which it falls."
+        default=10,
+        description="Evaluated epochs without a better value after which it falls; evaluations where "
+        "`evaluation.every_epochs` is 0.",
     )
     cooldown: CountOrZero = Field(
-        default=0, description="Evaluated epochs after a reduction that are not counted."
+        default=0,
+        description="Evaluated epochs or evaluations after a reduction that are not counted.",
     )
     min_delta: NotNegative = Field(
         default=1e-4, description="By how much a value must be better to count."

@@ -409,6 +409,7 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         if fields.get("compile") and fields.get("recompute"):
             hint = "the compiler itself decides what it keeps"
             yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)
+        yield from _unevaluated_metrics(fields)
         yield from at_most_one(fields, "ema", "swa")
         precision = fields.get("precision", "float32")
         if fields.get("on_nan") == "skip" and precision == "float16":
@@ -614,6 +615,33 @@ def _update_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
         for names in (("loss", "objective"), ("optimizer",)):
             if all(_field(update, each) is None and fields.get(each) is None for each in names):
                 yield Problem("here, or for all updates in the spec", ("updates", name, names[-1]))
+
+
+def _unevaluated_metrics(fields: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of monitored validation metrics in a spec that never evaluates."""
+    evaluation = fields.get("evaluation")
+    if _field(evaluation, "every_epochs") != 0 or _field(evaluation, "every_steps") is not None:
+        return
+    monitored: dict[tuple[str, ...], Any] = {
+        ("early_stopping",): fields.get("early_stopping"),
+        ("checkpoint", "keep_best"): _field(fields.get("checkpoint"), "keep_best"),
+    }
+    updates = fields.get("updates")
+    named = updates if isinstance(updates, Mapping) else {}
+    schedules: dict[tuple[str, ...], Any] = {("schedule",): fields.get("schedule")}
+    schedules |= {
+        ("updates", name, "schedule"): _field(each, "schedule") for name, each in named.items()
+    }
+    for path, schedule in schedules.items():
+        if "plateau" in (schedule, _field(schedule, "name")):
+            monitored[path] = _field(schedule, "metric") or "validation_loss"
+    for path, section in monitored.items():
+        metric = section if isinstance(section, str) else _field(section, "metric")
+        if section is not None and str(metric or "validation_loss").startswith("validation_"):
+            hint = f"{'.'.join(map(str, path))} looks at a metric of validation"
+            yield Problem(
+                "an evaluation, by every_epochs or every_steps", ("evaluation",), evaluation, hint
+            )
 
 
 def _field(section: Any, name: str) -> Any:

@@ -45,6 +45,8 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dic
         if evaluated := _evaluate_if_due(session, batch):
             measured |= evaluated
             callbacks.call("on_evaluation", session, evaluated)
+            if not ends_epoch and not session.spec.evaluation.every_epochs:
+                session.reduce_on_plateau(evaluated)
         if ends_epoch:
             metrics = session.notes["metrics"] = measured
             session.end_epoch(batch.epoch, metrics)

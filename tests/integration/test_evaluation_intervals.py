@@ -85,6 +85,14 @@ def test_the_best_of_any_evaluation_is_kept_and_stops(tmp_path: Path) -> None:
     assert (result.run_directory / "checkpoints" / f"step-{best:09}").is_dir()
 
 
+def test_a_plateau_looks_at_evaluations_within_epochs(tmp_path: Path) -> None:
+    """No evaluation after the first is so much better: each lowers the rate, also that of an epoch's end."""
+    plateau = {"name": "plateau", "patience": 1, "factor": 0.5, "min_delta": 9.0}
+    evaluation = {"every_steps": 2, "every_epochs": 0}
+    rates = run(tmp_path, schedule=plateau, evaluation=evaluation).history.learning_rate
+    assert rates == pytest.approx([rates[0] * 0.5**n for n in (0, 0, 0, 0, 1, 1, 2, 2, 3)])
+
+
 def test_unknown_names_of_sets_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RunFailedError, match=r"validation_first9_loss.*Did you mean .validation_first7_loss"

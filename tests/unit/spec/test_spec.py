@@ -16,8 +16,8 @@ from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.errors import SpecError
 from isotrain.core.spec.field_types import Component
 from isotrain.core.spec.loading import load_spec
-from isotrain.core.spec.schedules import CallableSchedule, CosineSchedule
-from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam, Scaling, Sgd
+from isotrain.core.spec.schedules import CallableSchedule, CosineSchedule, PlateauSchedule
+from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam, Evaluation, Scaling, Sgd
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.validation import BRANCH, OTHER_TOOLS_NAMES
 
@@ -310,6 +310,27 @@ def test_one_problem(changes: dict[str, Any], part: str) -> None:
     lines = problems(**changes)
     assert len([line for line in lines if part in line]) == 1, lines
     assert BRANCH not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("schedule", {"schedule": "plateau"}),
+        ("schedule", {"schedule": PlateauSchedule(metric="validation_accuracy")}),
+        ("early_stopping", {"early_stopping": "validation_loss"}),
+        ("checkpoint.keep_best", {"checkpoint": {"keep_best": {"metric": "validation_loss"}}}),
+        ("updates.a.schedule", {"updates": {"a": {"schedule": {"name": "plateau"}}}}),
+    ],
+)
+def test_validation_metrics_need_evaluations(field: str, fields: dict[str, Any]) -> None:
+    for never in ({"every_epochs": 0, "at_start": True}, Evaluation(every_epochs=0)):
+        (problem,) = problems(**fields, evaluation=never)
+        assert problem.startswith("evaluation: ")
+        assert f"{field} looks at a metric of validation" in problem
+    make(**fields, evaluation={"every_epochs": 0, "every_steps": 5})
+    make(**fields, evaluation={})
+    trained = {"schedule": {"name": "plateau", "metric": "accuracy"}}
+    make(**trained, evaluation={"every_epochs": 0})
 
 
 def test_names_of_other_tools_lead_to_names_that_exist() -> None:
