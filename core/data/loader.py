@@ -19,18 +19,15 @@ from isotrain.core.data.arrays import (
 )
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.epoch_length import at_least, epoch_steps, total_steps
+from isotrain.core.data.fetch import BatchPositions, Fetcher, Transform, TransformedBatches
 from isotrain.core.data.prefetch import prefetched
-from isotrain.core.data.pytree import Weighted, leaves, map_parts, map_tree, unweighted
-from isotrain.core.data.sample_rng import SampleRandom
+from isotrain.core.data.pytree import map_parts
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streaming import rebatch
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
-from isotrain.core.data.transform_check import require_no_mixing
 from isotrain.core.errors import DataError
 
-Transform = Callable[[Any, Any, SampleRandom], InputsAndTargets]
-"""`transform(inputs, targets, random)`: a local batch to a local batch, sample by sample."""
 ToDevice = Callable[[np.ndarray], Any]
 """A function from an array of a slice to a tensor on the device."""
 
@@ -82,7 +79,7 @@ class Loader:
     without shuffling they may be views of the data set.
 
     Attributes:
-        tries_transform: Whether to check, on the next local batch, that the transform does not mix samples.
+        transformed: The transform with its check.
         steps_per_epoch: Number of global batches in an epoch.
         total_steps: Number of steps of the run.
     """
@@ -155,8 +152,10 @@ class Loader:
         self._seed = seed
         self._shuffle = shuffle
         self._gradient_accumulation_steps = gradient_accumulation_steps
-        self._transform = transform
-        self.tries_transform = tries_transform
+        self._has_transform = transform is not None
+        self.transformed = TransformedBatches(
+            transform, seed, checks_transform=tries_transform, is_on_device=is_on_device
+        )
         self._to_device = to_device
         self._is_on_device = is_on_device
         self._start_step = start_step
@@ -201,11 +200,7 @@ class Loader:
 
     def _worth_a_thread(self, shares_cores: bool) -> bool:
         source = self._source
-        if (
-            self._transform is not None
-            or not isinstance(source, ArraySource)
-            or not source.in_memory
-        ):
+        if self._has_transform or not isinstance(source, ArraySource) or not source.in_memory:
             return True
         local_size = -(-self._global_batch_size // self._replicas) * len(self._local_replicas)
         return not shares_cores and local_size * source.sample_bytes > _INLINE_BYTES
@@ -221,18 +216,21 @@ class Loader:
                 samples = sampler.permutation(self._seed, epoch, length, self._shuffle)
                 ordered_epoch = epoch
             indices = sampler.global_batch_indices(samples, index, self._global_batch_size)
-            slices = tuple([slices_of(local, indices, epoch) for local in plans[len(indices)]])
+            slices = tuple(
+                [slices_of(local, indices, epoch, step) for local in plans[len(indices)]]
+            )
             yield self._batch(step, len(indices), slices)
 
-    def _slicer(self, source: Source) -> Callable[[_LocalBatch, sampler.Indices, int], Slices]:
-        """A function from a local batch, the global batch's sample indices and the epoch to slices."""
+    def _slicer(self, source: Source) -> Callable[[_LocalBatch, sampler.Indices, int, int], Slices]:
+        """A function from a local batch, the global batch's sample indices, epoch and step to slices."""
         # not by isinstance: a subclass may override gather
-        if self._transform is not None or type(source) is not ArraySource:
-            return lambda local, indices, epoch: self._slices(
-                local, self._gather(source, epoch, indices, local)
+        if self._has_transform or type(source) is not ArraySource:
+            fetch = Fetcher(source, self.transformed).fetch
+            return lambda local, indices, epoch, step: self._slices(
+                local, fetch(BatchPositions(epoch, step, indices[local.rows], indices))
             )
         read = reader(source, self._to_device, in_order=not self._shuffle)
-        return lambda local, indices, epoch: tuple(
+        return lambda local, indices, epoch, step: tuple(
             [
                 Slice(*read(indices[p.in_global_batch]), p.count, p.weight)
                 for p in local.micro_batches
@@ -262,61 +260,6 @@ class Loader:
         count, rows = stop - start, _rows_or_placeholder(start, stop)
         in_global_batch = slice(origin + rows.start, origin + rows.stop)
         return _MicroBatch(count, count * self._replicas / size, rows, in_global_batch)
-
-    def _gather(
-        self, source: Source, epoch: int, indices: sampler.Indices, local: _LocalBatch
-    ) -> InputsAndTargets:
-        """The samples of a local batch, transformed; the placeholder if it has none."""
-        local_indices = indices[local.rows]
-        return self._transform_and_check(source.gather(local_indices), epoch, local_indices)
-
-    def _transform_and_check(
-        self, parts: InputsAndTargets, epoch: int, indices: sampler.Indices
-    ) -> InputsAndTargets:
-        """Applies the transform to arrays `[batch, ...]`; checks that leaves have a row for each index."""
-        made_by = "the data set"
-        if self._transform is not None:
-            parts = self._apply_transform(parts, epoch, indices)
-            made_by = "the transform"
-        inputs, targets = parts[0], parts[1]
-        return self._check_rows(inputs, len(indices), "inputs", made_by), (
-            None if targets is None else self._check_rows(targets, len(indices), "targets", made_by)
-        )
-
-    def _check_rows(self, tree: Any, expected: int, name: str, made_by: str) -> Any:
-        """Every leaf as an array with `expected` rows; unchanged if it is on the device."""
-        tree = map_tree(
-            lambda leaf: (
-                leaf if self._is_on_device(leaf) else as_array(leaf, f"{made_by}'s {name}")
-            ),
-            tree,
-        )
-        for path, array in leaves(tree, name):
-            if array.ndim == 0 or len(array) != expected:
-                raise DataError(
-                    f"{path}: {made_by} gave shape {array.shape}, expected {expected} rows (samples)."
-                )
-        return tree
-
-    def _apply_transform(
-        self, parts: InputsAndTargets, epoch: int, indices: sampler.Indices
-    ) -> InputsAndTargets:
-        """Calls the transform, without sample weights, on arrays of shape [batch, ...]."""
-        assert self._transform is not None
-        targets, weights = unweighted(parts[1])
-        if self.tries_transform and len(indices) > 1:
-            self.tries_transform = False
-            require_no_mixing(
-                self._transform,
-                (parts[0], targets),
-                lambda start, stop: SampleRandom(self._seed, epoch, indices[start:stop]),
-            )
-        result = self._transform(parts[0], targets, SampleRandom(self._seed, epoch, indices))
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise DataError(
-                f"transform: expected it to return (inputs, targets), received {result!r:.80}."
-            )
-        return result if weights is None else (result[0], Weighted(result[1], weights))
 
     def _slices(self, local: _LocalBatch, parts: InputsAndTargets) -> Slices:
         """The slices of a local batch (arrays of shape [batch, ...]), on the device."""
@@ -367,9 +310,9 @@ class Loader:
             for index, (parts, size) in enumerate(batches, skip):
                 if index == self.steps_per_epoch or step == self.total_steps:
                     break
-                first = index * global_size
+                rows = index * global_size + np.arange(size)
                 slices = tuple(
-                    self._slices(local, self._local_part(parts, size, epoch, first, local))
+                    self._slices(local, self._local_part(parts, epoch, step, rows, local))
                     for local in plans[size]
                 )
                 fingerprint = rebatch.fingerprint(parts) if index == skip else None
@@ -378,14 +321,18 @@ class Loader:
             before, stream_state = reading.stream_state or before, None
 
     def _local_part(
-        self, parts: InputsAndTargets, size: int, epoch: int, first: int, local: _LocalBatch
+        self,
+        parts: InputsAndTargets,
+        epoch: int,
+        step: int,
+        rows: sampler.Indices,
+        local: _LocalBatch,
     ) -> InputsAndTargets:
         """Samples of a local batch, arrays `[samples, ...]`, transformed; the placeholder if it has none."""
-        local_parts = parts if local.rows == slice(0, size) else slice_rows(parts, local.rows)
-        if self._transform is not None:  # it may change arrays in place, and these are the stream's
+        local_parts = parts if local.rows == slice(0, len(rows)) else slice_rows(parts, local.rows)
+        if self._has_transform:  # it may change arrays in place, and these are the stream's
             local_parts = map_parts(np.copy, local_parts)
-        rows = np.arange(local.start, max(local.stop, local.start + 1))
-        return self._transform_and_check(local_parts, epoch, first + rows)
+        return self.transformed(local_parts, BatchPositions(epoch, step, rows[local.rows], rows))
 
     def _sharded_batches(self, source: ShardedStream, step: int) -> Iterator[Batch]:
         size = self._global_batch_size
@@ -414,9 +361,10 @@ class Loader:
                     f"of epoch {epoch}; its length promises {self.steps_per_epoch}."
                 )
             if number >= skip:
-                indices = number * self._global_batch_size + np.arange(local.start, local.stop)
-                parts = as_inputs_and_targets(batch, "a local batch")
-                yield self._transform_and_check(parts, epoch, indices)
+                step = epoch * self.steps_per_epoch + number
+                rows = number * self._global_batch_size + np.arange(self._global_batch_size)
+                positions = BatchPositions(epoch, step, rows[local.start : local.stop], rows)
+                yield self.transformed(as_inputs_and_targets(batch, "a local batch"), positions)
 
 
 def _rows_or_placeholder(start: int, stop: int) -> slice:

@@ -480,14 +480,15 @@ class TrainLoop:
     def refusals(self, group: ReplicaGroup) -> dict[str, str]:
         """The reasons to refuse a run of several replicas, by check code; found on the first batch."""
         refusals: dict[str, str] = {}
-        tries_transform = self._loader.tries_transform
-        self._peeked, self._loader.tries_transform = None, True
+        transformed = self._loader.transformed
+        checks_transform = transformed.checks_transform
+        self._peeked, transformed.checks_transform = None, True
         try:
             batch = self.next_batch(group)
         except RefusedError as error:
             refusals[error.code] = error.detail
             batch = self.next_batch(group)
-        self._loader.tries_transform = tries_transform
+        transformed.checks_transform = checks_transform
         detail = None
         with contextlib.suppress(UnsupportedError), self._reporter.doing("try loss"):
             detail = None if batch is None else self.loss_check.difference(batch)

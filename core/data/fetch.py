@@ -1,0 +1,127 @@
+"""Fetching: the host arrays of a local batch, gathered from a source, transformed and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.data.arrays import InputsAndTargets, as_array
+from isotrain.core.data.pytree import Weighted, leaves, map_tree, unweighted
+from isotrain.core.data.sample_rng import SampleRandom
+from isotrain.core.data.sources import Source
+from isotrain.core.data.streaming.rebatch import IsOnDevice, never_on_device
+from isotrain.core.data.transform_check import require_no_mixing
+from isotrain.core.errors import DataError
+
+if TYPE_CHECKING:
+    from isotrain.core.data.sampler import Indices
+
+Transform = Callable[[Any, Any, SampleRandom], InputsAndTargets]
+"""`transform(inputs, targets, random)`: a local batch to a local batch, sample by sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPositions:
+    """Positions of a local batch's samples in the data set, and of its global batch.
+
+    Attributes:
+        epoch: Index of the epoch, from 0.
+        step: Index of the global batch in the run, from 0.
+        local: Positions of the local batch's samples in the data set, int64 [samples].
+        all: Positions of the global batch's samples, int64 [size].
+    """
+
+    epoch: int
+    step: int
+    local: Indices
+    all: Indices
+
+
+class TransformedBatches:
+    """Applies the spec's transform to local batches, and checks their rows.
+
+    Attributes:
+        checks_transform: Whether to check, on the next local batch, that the transform does not mix samples.
+    """
+
+    def __init__(
+        self,
+        transform: Transform | None,
+        seed: int,
+        *,
+        checks_transform: bool = False,
+        is_on_device: IsOnDevice = never_on_device,
+    ) -> None:
+        """Keeps the transform.
+
+        Args:
+            transform: `transform(inputs, targets, random) -> (inputs, targets)` of a local batch, each
+                sample independently; it may change arrays in place but not the number of samples.
+            seed: Seed of the transform's random numbers.
+            checks_transform: Whether to check, on the first local batch, that it does not mix samples.
+            is_on_device: Whether a leaf is on the device already, and stays as it is.
+        """
+        self.checks_transform = checks_transform
+        self._transform = transform
+        self._seed = seed
+        self._is_on_device = is_on_device
+
+    def __call__(self, parts: InputsAndTargets, positions: BatchPositions) -> InputsAndTargets:
+        """The local batch as arrays `[batch, ...]`, with a row for each of its positions."""
+        made_by = "the data set"
+        if self._transform is not None:
+            parts = self._apply(self._transform, parts, positions)
+            made_by = "the transform"
+        inputs, targets = parts[0], parts[1]
+        rows = len(positions.local)
+        return self._check_rows(inputs, rows, "inputs", made_by), (
+            None if targets is None else self._check_rows(targets, rows, "targets", made_by)
+        )
+
+    def _apply(
+        self, transform: Transform, parts: InputsAndTargets, positions: BatchPositions
+    ) -> InputsAndTargets:
+        """Calls the transform, without sample weights, on arrays of shape [batch, ...]."""
+        targets, weights = unweighted(parts[1])
+        epoch, indices = positions.epoch, positions.local
+        if self.checks_transform and len(indices) > 1:
+            self.checks_transform = False
+            require_no_mixing(
+                transform,
+                (parts[0], targets),
+                lambda start, stop: SampleRandom(self._seed, epoch, indices[start:stop]),
+            )
+        result = transform(parts[0], targets, SampleRandom(self._seed, epoch, indices))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise DataError(
+                f"transform: expected it to return (inputs, targets), received {result!r:.80}."
+            )
+        return result if weights is None else (result[0], Weighted(result[1], weights))
+
+    def _check_rows(self, tree: Any, expected: int, name: str, made_by: str) -> Any:
+        """Every leaf as an array with `expected` rows; unchanged if it is on the device."""
+        tree = map_tree(
+            lambda leaf: (
+                leaf if self._is_on_device(leaf) else as_array(leaf, f"{made_by}'s {name}")
+            ),
+            tree,
+        )
+        for path, array in leaves(tree, name):
+            if array.ndim == 0 or len(array) != expected:
+                raise DataError(
+                    f"{path}: {made_by} gave shape {array.shape}, expected {expected} rows (samples)."
+                )
+        return tree
+
+
+@dataclass(frozen=True, slots=True)
+class Fetcher:
+    """Makes local batches of a source's samples; picklable where the source and the transform are."""
+
+    source: Source
+    transform: TransformedBatches
+
+    def fetch(self, positions: BatchPositions) -> InputsAndTargets:
+        """The samples of a local batch: host arrays `[batch, ...]`, gathered, transformed and checked."""
+        return self.transform(self.source.gather(positions.local), positions)
