@@ -89,6 +89,38 @@ def test_a_too_high_rate_is_distinguished_from_broken_data(tmp_path: Path) -> No
     assert "4 of 4 weights are not, 'first/kernel' first" in str(failure.value)
 
 
+def probability_model() -> Any:
+    from keras import Input, Sequential, layers
+
+    return Sequential([Input((3,)), layers.Dense(1, activation="sigmoid")])
+
+
+def probability_module() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(3, 1), nn.Sigmoid())
+
+
+def probability_data() -> Any:
+    inputs, targets = data(broken=True)
+    return inputs, np.clip(targets, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("model", [probability_model, probability_module])
+def test_torch_takes_nan_as_a_probability(tmp_path: Path, model: Any, capture: bool) -> None:
+    """Its own kernels refuse them, or abort the process on a GPU; the third step is the first replay."""
+    changes = {"model": model, "data": probability_data, "loss": "binary_crossentropy"}
+    options = {"metrics": ["binary_crossentropy"], "global_batch_size": 2, "capture": capture}
+    with pytest.raises(NotANumberError, match=r"the loss of step 3 is NaN.* in the data"):
+        isotrain.run(
+            FIELDS | changes | options,
+            backend="torch-ddp",
+            run_directory=tmp_path / "run",
+            on_event=lambda event: None,
+        )
+
+
 @pytest.mark.parametrize("action", ["warn", "ignore"])
 def test_a_nan_loss_can_be_allowed(tmp_path: Path, action: str) -> None:
     result = run(tmp_path, data_args={"broken": True}, on_nan=action)

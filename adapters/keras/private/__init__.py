@@ -44,6 +44,7 @@ from isotrain.adapters.keras.private.losses import (
     is_built,
     local_mean_losses,
     observe_loss_denominators,
+    set_probability_loss,
     top_k_of_all_floats,
     weighted_mean,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "weighted_mean",
     "seeded_generators",
     "set_mask",
+    "set_probability_loss",
     "slots_of",
     "standardized_inputs",
     "call_context",

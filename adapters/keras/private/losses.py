@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -83,6 +85,38 @@ def _probe_loss_denominators() -> None:
     require(float(mean) == 2.0, "the mean of weighed values")
 
 
+def set_probability_loss(loss: Callable[[Any, Any], Any]) -> None:
+    """Patches Keras' binary cross-entropy of probabilities; that of logits stays Keras'.
+
+    Args:
+        loss: Function of probabilities, away from 0 and 1, and targets of the same shape, that returns the
+            loss of each element.
+    """
+    native = inspect.unwrap(backend.nn.binary_crossentropy)
+
+    @functools.wraps(native)
+    def binary_crossentropy(target: Any, output: Any, from_logits: bool = False) -> Any:
+        target, output = map(keras.ops.convert_to_tensor, (target, output))
+        if from_logits or target.shape != output.shape:
+            return native(target, output, from_logits)
+        margin = keras.config.epsilon()
+        return loss(keras.ops.clip(output, margin, 1.0 - margin), target)
+
+    backend.nn.binary_crossentropy = binary_crossentropy
+
+
+def _probe_probability_loss() -> None:
+    def distance(probabilities: Any, targets: Any) -> Any:
+        return keras.ops.abs(probabilities - targets)
+
+    ones, halves = keras.ops.ones((2, 1)), keras.ops.full((2, 1), 0.5)
+    previous = backend.nn.binary_crossentropy
+    with patched_attribute(backend.nn, "binary_crossentropy", previous):
+        set_probability_loss(distance)
+        losses = keras.losses.BinaryCrossentropy()(ones, halves)
+    require(float(losses) == 0.5, "the loss of probabilities is backend.nn.binary_crossentropy")
+
+
 def is_built(metric: keras.metrics.Metric) -> bool:
     """Whether a metric has all its variables; some create them on the first update."""
     return bool(getattr(metric, "_built", True))
@@ -140,6 +174,7 @@ def _probe_class_axis() -> None:
 PROBES = (
     PrivateApiProbe("losses.loss.scale_loss_for_distribution", _probe_loss_scaling),
     PrivateApiProbe("losses.loss.reduce_weighted_values", _probe_loss_denominators),
+    PrivateApiProbe("backend.nn.binary_crossentropy", _probe_probability_loss),
     PrivateApiProbe("Metric._built", _probe_is_built),
     PrivateApiProbe("backend.math.in_top_k", _probe_top_k),
     PrivateApiProbe("LossFunctionWrapper._fn_kwargs", _probe_class_axis),

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from isotrain.adapters.common.private_api import PrivateApiProbe, require
 
+binary_cross_entropy = torch._C._nn.binary_cross_entropy
 cross_entropy_loss = torch._C._nn.cross_entropy_loss
 foreach_add = torch._foreach_add
 foreach_add_ = torch._foreach_add_
@@ -108,6 +109,15 @@ def _probe_cross_entropy() -> None:
             cross_entropy_loss(scores, classes, *options), operation(scores, classes, *options)
         )
         require(is_same, "weights, reduction, ignored class and smoothing, in this order")
+
+
+def _probe_binary_cross_entropy() -> None:
+    probabilities, targets = torch.tensor([0.25, 0.5]), torch.tensor([0.0, 1.0])
+    operation = torch.ops.aten.binary_cross_entropy.default
+    for options in ((None, 0), (torch.tensor([1.0, 2.0]), 1), (None, 2)):
+        arguments = (probabilities, targets, *options)
+        is_same = torch.equal(binary_cross_entropy(*arguments), operation(*arguments))
+        require(is_same, "weights and reduction, in this order")
 
 
 def has_listeners(optimizer: torch.optim.Optimizer) -> bool:
@@ -341,6 +351,7 @@ def _probe_storage() -> None:
 
 
 PROBES = (
+    PrivateApiProbe("_C._nn.binary_cross_entropy", _probe_binary_cross_entropy),
     PrivateApiProbe("_C._nn.cross_entropy_loss", _probe_cross_entropy),
     PrivateApiProbe("_foreach_*", _probe_foreach),
     PrivateApiProbe("_fused_adam_", _probe_fused_adam),

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.binary_cross_entropy import binary_cross_entropy
 from isotrain.adapters.torch.graph.passes.nodes import aten
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
@@ -23,6 +24,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     aten.addmm.default: torch.addmm,
     aten.avg_pool2d.default: functional.avg_pool2d,
     aten.batch_norm.default: torch.batch_norm,
+    aten.binary_cross_entropy.default: binary_cross_entropy,
     aten.cat.default: torch.cat,
     aten.clamp.default: torch.clamp,
     aten.constant_pad_nd.default: torch.constant_pad_nd,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from isotrain.adapters.torch.base.binary_cross_entropy import probability_loss
 from isotrain.adapters.torch.loss.shapes import classes_and_scores, same_shape_and_dtype
 from isotrain.plugin import SpecError
 
@@ -157,8 +158,7 @@ def _binary(targets: Tensor, predictions: Tensor, from_logits: bool) -> Tensor:
     """Binary cross-entropy of each element, in the shape of targets and predictions, which is equal."""
     if from_logits:
         return functional.binary_cross_entropy_with_logits(predictions, targets, reduction="none")
-    clamped = predictions.clamp(EPSILON, 1.0 - EPSILON)
-    return functional.binary_cross_entropy(clamped, targets, reduction="none")
+    return probability_loss(predictions.clamp(EPSILON, 1.0 - EPSILON), targets)
 
 
 def binary_crossentropy(

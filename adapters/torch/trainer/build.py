@@ -91,8 +91,11 @@ def _build_seeded(spec: TrainingSpec, device: torch.device, function: Callable[.
         if "keras" not in sys.modules:
             return model
     from isotrain.adapters.keras import model as keras_model
+    from isotrain.adapters.keras import private as keras_private
+    from isotrain.adapters.torch.base.binary_cross_entropy import probability_loss
     from isotrain.adapters.torch.base.recompute import recomputed
 
+    keras_private.set_probability_loss(probability_loss)
     torch.manual_seed(spec.seed)
     with torch.device(device):
         return keras_model.build_model(spec, "torch", recomputed=recomputed)

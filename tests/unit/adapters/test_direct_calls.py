@@ -33,6 +33,7 @@ GIVEN: dict[Any, tuple[Any, ...]] = {
     aten.addmm.default: (of(2), of(4, 3), of(3, 2)),
     aten.avg_pool2d.default: (IMAGES, [2, 2], [1, 1], [1, 0], False, False),
     aten.batch_norm.default: (IMAGES, *(of(3) for _ in range(4)), True, 0.25, 0.5, False),
+    aten.binary_cross_entropy.default: (of(2) / 2, of(2) / 4, of(2), 2),
     aten.cat.default: ((of(2, 1), of(2, 3)), -1),
     aten.clamp.default: (of(8), 1.0, 2.0),
     aten.constant_pad_nd.default: (of(2, 3), [1, 0, 0, 2], 0.5),
