@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.backend.replica import Computation, Replica
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
-from isotrain.core.session.session import Session
+from isotrain.core.contracts.strategy import Strategy
 
 NEEDS: Mapping[str, Capability] = {
     "synchronous_step": Capability.SYNCHRONOUS_STEP,
@@ -108,14 +108,21 @@ class _RecordingReplica:
 
 
 @contextlib.contextmanager
-def recording_capabilities(session: Session, used: set[Capability]) -> Iterator[None]:
-    """Context that adds the capabilities that the session's group uses to `used`.
+def recording_capabilities(strategy: Strategy, used: set[Capability]) -> Iterator[None]:
+    """Context that adds the capabilities that the strategy uses of its group to `used`.
 
     Uses are recorded and not refused: a refusal on some replicas would leave the others waiting for them.
     """
-    group = session.group
-    session.group = RecordingGroup(group, used)  # type: ignore[assignment]
+    step, finished = strategy.step, strategy.finished
+
+    def recording(group: ReplicaGroup) -> ReplicaGroup:
+        return cast("ReplicaGroup", RecordingGroup(group, used))
+
+    vars(strategy).update(
+        step=lambda group, batch, rate: step(recording(group), batch, rate),
+        finished=lambda group: finished(recording(group)),
+    )
     try:
         yield
     finally:
-        session.group = group
+        del strategy.__dict__["step"], strategy.__dict__["finished"]

@@ -37,7 +37,7 @@ def whole_training(session: Session) -> Results:
     start, used = _weights(session), set[Capability]()
     losses, early, fingerprints = [], [], []
     for batch in session.batches():
-        with recording_capabilities(session, used):
+        with recording_capabilities(session.strategy, used):
             losses.append(float(session.step(batch)))
         if batch.step < EARLY:
             early.append(_weights(session))

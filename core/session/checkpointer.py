@@ -17,10 +17,10 @@ from isotrain.core.session.checkpointing import checkpoint_load, resume_check
 from isotrain.core.session.checkpointing.checkpoint_save import CheckpointWriter, SavedTrainerState
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.freezing import WeightFreezer
-from isotrain.core.session.training.lr_schedule import LearningRates
 from isotrain.core.session.training.step_logger import StepLogger
 from isotrain.core.session.training.trainer_state import TrainerState
 from isotrain.core.session.training.weight_average import WeightAverage
+from isotrain.core.session.training.weight_update import WeightUpdate
 
 PathLike = str | os.PathLike[str]
 
@@ -34,14 +34,13 @@ class Checkpointer:
         trainer_state: TrainerState,
         step_logger: StepLogger,
         reporter: Reporter,
-        rates: LearningRates,
+        update: WeightUpdate,
         average: WeightAverage,
         freezer: WeightFreezer,
         run_directory: Path,
     ) -> None:
         self._session_context = session_context
-        self._rates = rates
-        self._update = next(iter(session_context.spec.update_specs))
+        self._update = update
         self._average = average
         self._freezer = freezer
         self._trainer_state = trainer_state
@@ -134,9 +133,7 @@ class Checkpointer:
         """Learning rates of the last and the next step; empty if the optimizer sets its rates itself."""
         if self._session_context.group.optimizer_rates() is not None:
             return []
-        return [
-            self._trainer_state.rate(self._rates(s), self._update) for s in (max(0, step - 1), step)
-        ]
+        return [self._update.rate(each) for each in (max(0, step - 1), step)]
 
     def _changed_rate(self, saved: SavedTrainerState) -> list[str]:
         """Describes how the learning rate of the next step differs from that in the saved run."""
@@ -155,8 +152,8 @@ class Checkpointer:
         """Learning rate of the next step by this run's spec and what the saved run's session changed."""
         if saved.fixed_rate is not None:
             return saved.fixed_rate * saved.rate_factor
-        fraction = saved.plateau_fractions.get(self._update, 1.0)
-        return self._rates(saved.step) * fraction * saved.rate_factor
+        fraction = saved.plateau_fractions.get(self._update.name, 1.0)
+        return self._update.scheduled_rates(saved.step) * fraction * saved.rate_factor
 
     def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
         """Restores a checkpoint, as `Session.restore`; returns the notes in it."""

@@ -102,7 +102,7 @@ class Session:
             self._trainer_state,
             self._step_logger,
             reporter,
-            training.rates,
+            next(iter(training.updates.values())),
             training.average,
             self._freezer,
             self.run_directory,
@@ -274,7 +274,7 @@ class Session:
 
         After a `restore` in the middle it continues from the restored step.
         """
-        return self._training.batches(self.group)
+        return self._training.batches()
 
     def batch(self, inputs: Any, targets: Any = None, sample_weights: Any = None) -> Batch:
         """Makes the global batch of the next step of arrays that each process has for itself.
@@ -292,7 +292,7 @@ class Session:
             IsotrainError: No step is left; or the step of the present batch of `batches` is taken already.
             UnsupportedError: In pipeline runs, where several processes share a replica.
         """
-        return self._training.custom_batch(self.group, inputs, targets, sample_weights)
+        return self._training.custom_batch(inputs, targets, sample_weights)
 
     def call(self, inputs: Any) -> Any:
         """Calls the model, as it is now on this process, in evaluation mode. Local.
@@ -334,12 +334,12 @@ class Session:
 
     def next_batch(self) -> Batch | None:
         """The batch that `batches` yields next, without consuming it; None after the last."""
-        return self._training.next_batch(self.group)
+        return self._training.next_batch()
 
     def stop(self) -> None:
         """Ends training early: `batches` yields no more."""
         self._trainer_state.is_stopped = True
-        self._training.finish(self.group)
+        self._training.finish()
 
     def save(self, folder: str | os.PathLike[str] | None = None) -> None:
         """Saves a checkpoint; returns when it is written.
@@ -426,7 +426,7 @@ class Session:
             The mean loss of the global batch: a scalar tensor of the framework, the same on every process.
             `float(loss)` waits for the number.
         """
-        return self._training.step(self.group, _with_values(batch, values), update)
+        return self._training.step(_with_values(batch, values), update)
 
     def gradients(
         self,
@@ -451,7 +451,7 @@ class Session:
         Raises:
             UnsupportedError: The strategy has a step of its own.
         """
-        return self._training.gradients(self.group, _with_values(batch, values), update)
+        return self._training.gradients(_with_values(batch, values), update)
 
     def apply_gradients(
         self,
@@ -472,7 +472,7 @@ class Session:
         Raises:
             UnsupportedError: The strategy has a step of its own.
         """
-        self._training.apply_gradients(self.group, batch, gradients, loss, update)
+        self._training.apply_gradients(batch, gradients, loss, update)
 
     @property
     def strategy_report(self) -> dict[str, Any]:
@@ -524,7 +524,7 @@ class Session:
         Returns:
             The reason of each refusal, by check code.
         """
-        return self._training.refusals(self.group)
+        return self._training.refusals()
 
     def evaluate(self, data: Any = None) -> dict[str, float]:
         """Computes loss and metrics over a whole data set.
@@ -674,7 +674,7 @@ class Session:
         self._closed = True
         self._reporter.enter(CLOSE)
         self._checkpoints.wait()
-        self._training.finish(self.group)
+        self._training.finish()
         self._step_logger.flush()
         self._trainer_state.last_loss = self._trainer_state.last_gradient_norm = None
         self.group.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from isotrain.core.contracts.backend.computations import (
@@ -44,12 +43,15 @@ class ReplicaGroup(GroupHooks, Contract):
     Attributes:
         replicas: Number of replicas in the run.
         local_replicas: Indices of the replicas of this process, ascending.
-        updates: Groups of the named updates of the spec, by name; empty for a spec without.
     """
 
     replicas: int
     local_replicas: tuple[int, ...]
-    updates: Mapping[str, ReplicaGroup] = MappingProxyType({})
+
+    @property
+    def updates(self) -> Mapping[str, ReplicaGroup]:
+        """Groups of the named updates by name; without any, this group under an empty name. Local."""
+        return {"": self}
 
     @abstractmethod
     def to_device(self, arrays: Any) -> Any:

@@ -184,7 +184,7 @@ def setup_notes(
     """Plan notes on initial weights, data, learning rates and the model's execution. Local."""
     notes = [] if initial_weights is None else initial_weights.notes()
     for name, each in spec.update_specs.items():
-        trainable = group.updates.get(name, group).describe_state(("trainable",))
+        trainable = group.updates[name].describe_state(("trainable",))
         notes += group_notes(each.optimizer, list(trainable))
     notes += _untrained_notes(spec, group)
     notes += loaders.notes()

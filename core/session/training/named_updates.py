@@ -34,12 +34,16 @@ class NamedUpdatesGroup(ReplicaGroup):
 
     def __init__(self, updates: Mapping[str, ReplicaGroup]) -> None:
         """Joins the groups of the updates, which share one model."""
-        self.updates = updates
+        self._updates = updates
         self._groups = list(updates.values())
         self._first = self._groups[0]
         self.replicas = self._first.replicas
         self.local_replicas = self._first.local_replicas
         self._trainable = {n for each in self._groups for n in each.describe_state(("trainable",))}
+
+    @property
+    def updates(self) -> Mapping[str, ReplicaGroup]:
+        return self._updates
 
     @property
     def model(self) -> Any:

@@ -10,10 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from isotrain.core.contracts.backend.group_protocols import GradientNormGroup
-from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.backend.replica import Tensor
-from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CheckpointRequest, Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.map_style import BatchIndexed, MapStyle
@@ -32,16 +29,12 @@ from isotrain.core.planning.single_sample_slices import (
 from isotrain.core.session.training.consensus import Consensus, require_same_samples
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.custom_batch import BatchBuilder
-from isotrain.core.session.training.global_gradients import GlobalGradients
 from isotrain.core.session.training.loss_check import LossCheck
-from isotrain.core.session.training.lr_schedule import LearningRates
-from isotrain.core.session.training.skipped_steps import StepSkipper
 from isotrain.core.session.training.step_logger import StepLogger
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.trainer_state import TrainerState
 from isotrain.core.session.training.weight_average import WeightAverage
-from isotrain.core.spec.optimizers import CustomOptimizer
-from isotrain.core.spec.schedules import ConstantSchedule
+from isotrain.core.session.training.weight_update import WeightUpdate
 from isotrain.core.spec.step_values import values_at
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -66,21 +59,12 @@ def missing_targets_error(source: Any, inputs: Any) -> DataError:
     )
 
 
-def _of_update(scalar: str, update: str) -> str:
-    """Name of a scalar of an update; the scalar's own without updates."""
-    return f"{update}_{scalar}" if update else scalar
-
-
 class TrainLoop:
     """The training loop of a run. Collective: every process calls each method at the same point.
 
-    Methods take the group as an argument, since tests that record a strategy's calls give the session
-    a wrapped one.
-
     Attributes:
         trainer_state: Step counters, learning-rate factor and last loss.
-        rates: Learning rates of the spec, without what the session changed: `trainer_state.rate`; those of
-            the first update of several.
+        updates: Updates of a step by name, in their order: one, with an empty name, without named updates.
         loss_check: Compares the loss of a batch with the mean over its parts.
         step_logger: Reports the steps of rank 0 to the launcher.
         average: Average of the weights, by `ema` or `swa` of the spec.
@@ -114,39 +98,14 @@ class TrainLoop:
         self.average = WeightAverage(session_context.spec.weight_average, self.trainer_state)
         self._custom_batches = BatchBuilder(session_context, self.trainer_state)
         self._group = group = session_context.group
-        self._updates = session_context.spec.updates or {}
-        self._rates = {
-            name: LearningRates(
-                each,
-                group.updates.get(name, group).optimizer_lr_schedule(),
-                global_batch_size=session_context.plan.global_batch_size,
-                steps_per_epoch=loader.steps_per_epoch,
-                total_steps=loader.total_steps,
-            )
+        self._named_updates = session_context.spec.updates or {}
+        self.updates = {
+            name: WeightUpdate(name, each, session_context, self.trainer_state, reporter)
             for name, each in session_context.spec.update_specs.items()
-        }
-        self.rates = next(iter(self._rates.values()))
-        self._custom_optimizers = [
-            name
-            for name, each in session_context.spec.update_specs.items()
-            if isinstance(each.optimizer, CustomOptimizer)
-        ]
-        for name, each in session_context.spec.update_specs.items():
-            self._require_one_source_of_rates(name, each)
-        self._gradients = {
-            name: GlobalGradients(each, self._strategy, session_context.plan.framework)
-            for name, each in session_context.spec.update_specs.items()
-        }
-        skips = session_context.spec.on_nan == "skip"
-        self._skipper = StepSkipper(self.trainer_state, reporter) if skips else None
-        self._momentum_setters = {
-            name: self._momentum_setter(name, each, session_context.plan.backend)
-            for name, each in session_context.spec.update_specs.items()
-            if self._rates[name].momentum(0) is not None
         }
         self._values = session_context.spec.values
-        self._finalize_weights = session_context.group.weight_finalizer()
-        if any(each.weight_finalizer() for each in group.updates.values()):
+        self._finalize_weights = group.weight_finalizer()
+        if self._named_updates and any(each.weight_finalizer() for each in group.updates.values()):
             raise SpecError(
                 "optimizer.custom: use_ema: weights that several updates train have no average of their own."
                 " Leave it out."
@@ -157,90 +116,27 @@ class TrainLoop:
                 " of its own, and an average of these is not that of the run. Leave it out, or use strategy"
                 " data-parallel."
             )
-        views = (
-            (self._group.updates or {"": self._group}) if session_context.spec.gradient_norm else {}
-        )
-        self._norm_groups = {name: require(each, GradientNormGroup) for name, each in views.items()}
-        for measured in self._norm_groups.values():
-            measured.keep_gradient_norm()
         self.loss_check = LossCheck(session_context, reporter)
         self.step_logger = StepLogger.of(session_context, reporter, stopwatch, loader.total_steps)
 
-    def _require_one_source_of_rates(self, update: str, spec: TrainingSpec) -> None:
-        """Refuses a schedule or scaling in the spec beside the optimizer's own learning-rate scheduler.
-
-        Raises:
-            SpecError: The spec has one.
-        """
-        peak = self._rates[update].peak
-        is_constant = spec.schedule == ConstantSchedule() and peak == spec.optimizer.lr
-        group = self._group.updates.get(update, self._group)
-        if not is_constant and group.optimizer_rates() is not None:
-            raise SpecError(
-                "optimizer.custom: its learning-rate scheduler sets the rates, and so do schedule and"
-                " scaling. Leave one of the two out."
-            )
-
-    def _momentum_setter(
-        self, update: str, spec: TrainingSpec, backend: str
-    ) -> Callable[[float], None]:
-        """Function that sets the momentum of an update whose schedule changes it.
-
-        Raises:
-            SpecError: Groups of the optimizer have a momentum of their own.
-            UnsupportedError: The momentum of the optimizer cannot change within a run.
-        """
-        set_momentum = self._group.updates.get(update, self._group).momentum_setter()
-        groups = spec.optimizer.groups
-        if any({"momentum", "beta_1"} & group.options.keys() for group in groups):
-            raise SpecError(
-                "schedule: momentum_range sets the momentum of all weights, and optimizer.groups that of"
-                " some. Leave one of the two out."
-            )
-        if set_momentum is None:
-            raise UnsupportedError(
-                f"schedule: {spec.schedule.name} changes the momentum, and that of optimizer"
-                f" {spec.optimizer.name} cannot change within a run on {backend}: it"
-                " has none, or this kind of run applies gradients elsewhere. Leave momentum_range out, or"
-                " give the optimizer a momentum."
-            )
-        return set_momentum
-
-    def _scheduled_rate(self, step: int, update: str = "") -> float:
-        """Learning rate by spec and session; `step` counts from 0 over the whole run."""
-        return self.trainer_state.rate(self._rates[update](step), update)
-
     def learning_rate(self, step: int, update: str | None = None) -> float:
         """Learning rate of a step, by the spec or by the optimizer, as `Session.learning_rate`. Local."""
-        name = self._require_one_update(update, "learning_rate")
-        group = self._group.updates.get(name, self._group)
-        if (optimizer_rates := group.optimizer_rates()) is None:
-            return self._scheduled_rate(step, name)
-        steps_done = self.trainer_state.steps_done
-        rates = dict(zip((steps_done - 1, steps_done), optimizer_rates, strict=True))
-        if step not in rates:
-            raise IsotrainError(
-                f"learning_rate: the optimizer sets its rates itself, and that of step {step} is not known:"
-                f" after {steps_done} steps, those of the last and the next one are."
-            )
-        return rates[step]
+        return self._requested_update(update, "learning_rate").known_rate(step)
 
-    def batches(self, group: ReplicaGroup) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         """Yields batches from the next step to the end of the run; a restore moves the next step."""
         self._peeked = None  # frees its memory
         restore_count = -1
         try:
             while restore_count != self.trainer_state.restore_count:
                 restore_count = self.trainer_state.restore_count
-                for batch in self._checked(self._batches_until_restored(group), group):
+                for batch in self._checked(self._batches_until_restored()):
                     self._step_of_data = batch.step
                     yield batch
         finally:
             self._step_of_data = None
 
-    def custom_batch(
-        self, group: ReplicaGroup, inputs: Any, targets: Any, sample_weights: Any
-    ) -> Batch:
+    def custom_batch(self, inputs: Any, targets: Any, sample_weights: Any) -> Batch:
         """A global batch of arrays of all processes, as `Session.batch`.
 
         Raises:
@@ -270,25 +166,25 @@ class TrainLoop:
                 )
             if self._is_first_custom_batch:
                 self._is_first_custom_batch = False
-                self._check_first(batch, group)
+                self._check_first(batch)
         return batch
 
-    def next_batch(self, group: ReplicaGroup) -> Batch | None:
+    def next_batch(self) -> Batch | None:
         """The next batch, to look at; None after the last. Cached: a stream could yield a different one."""
         if self._train is None:
             return None
         position = self.trainer_state.steps_done, self.trainer_state.restore_count
         if self._peeked is None or self._peeked[0] != position:
-            self._peeked = position, next(self._batches_until_restored(group), None)
+            self._peeked = position, next(self._batches_until_restored(), None)
         return self._peeked[1]
 
-    def _batches_until_restored(self, group: ReplicaGroup) -> Iterator[Batch]:
+    def _batches_until_restored(self) -> Iterator[Batch]:
         trainer_state, restore_count = self.trainer_state, self.trainer_state.restore_count
         self._reporter.enter("next batch")
         for batch in self._loader.from_step(trainer_state.steps_done, trainer_state.stream_state):
             if trainer_state.is_stopped or restore_count != trainer_state.restore_count:
                 break
-            require_same_samples(group, batch)
+            require_same_samples(self._group, batch)
             if self._needs_targets and batch.slices[0][0].targets is None:
                 raise missing_targets_error(self._train, batch.slices[0][0].inputs)
             self._reporter.enter(BETWEEN_CALLS)
@@ -307,7 +203,7 @@ class TrainLoop:
         scheduled = values_at(self._values, self.trainer_state.steps_done)
         return {**scheduled, **(self.trainer_state.values or {})}
 
-    def _checked(self, batches: Iterator[Batch], group: ReplicaGroup) -> Iterator[Batch]:
+    def _checked(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Yields the batches; checks loss and model on the first one before it is yielded.
 
         Raises:
@@ -315,129 +211,108 @@ class TrainLoop:
             DataError: The model refuses slices of one sample, and the run has such.
         """
         for batch in itertools.islice(batches, 1):
-            self._check_first(batch, group)
+            self._check_first(batch)
             yield batch
         yield from batches
 
-    def _check_first(self, batch: Batch, group: ReplicaGroup) -> None:
+    def _check_first(self, batch: Batch) -> None:
         if self.loss_check.is_due:
             self.loss_check.require_mean(batch)
         single = self._single_sample_batches
-        if single and (layer := group.refuses_single_sample(batch)):
+        if single and (layer := self._group.refuses_single_sample(batch)):
             raise DataError(f"data: {single_sample_refusal(layer, self._plan, single)}")
 
-    def _require_one_update(self, update: str | None, call: str) -> str:
-        """The name of the update that a call is about; empty without updates.
+    def _requested_update(self, name: str | None, call: str) -> WeightUpdate:
+        """The update that a call is about: the only one without named updates.
 
         Raises:
             IsotrainError: The spec has updates and none is named, or none of that name.
         """
-        if update is None and self._updates:
+        if name is None and self._named_updates:
             raise IsotrainError(
-                f"{call}: expected the name of an update ({', '.join(self._updates)}), received none."
+                f"{call}: expected the name of an update ({', '.join(self.updates)}), received none."
             )
-        if update is not None and update not in self._updates:
-            raise IsotrainError(unknown_name("update", update, self._updates))
-        return update or ""
+        if name is not None and name not in self._named_updates:
+            raise IsotrainError(unknown_name("update", name, self._named_updates))
+        return self.updates[name or ""]
 
-    def _due_updates(self, batch: Batch, update: str | None) -> list[str]:
-        """Names of the updates to do with a batch: the requested one, or those that are due.
+    def _due_updates(self, batch: Batch, name: str | None) -> list[WeightUpdate]:
+        """The updates to do with a batch: the requested one, or those that are due.
 
         Raises:
             IsotrainError: None is due, or the spec has no update of that name.
         """
-        if update is not None:
-            return [self._require_one_update(update, "step")]
-        if not self._updates:
-            return [""]
-        due = [n for n, each in self._updates.items() if each.is_due(batch.step, batch.epoch)]
+        if name is not None or not self._named_updates:
+            return [self._requested_update(name, "step")]
+        due = [n for n, each in self._named_updates.items() if each.is_due(batch.step, batch.epoch)]
         if not due:
             raise IsotrainError(
                 f"updates: none is due in step {batch.step} of epoch {batch.epoch}, by their `every` and"
                 " `from_epoch`. Let one be due in every step."
             )
-        return due
+        return [self.updates[each] for each in due]
 
-    def step(self, group: ReplicaGroup, batch: Batch, update: str | None = None) -> Tensor:
+    def step(self, batch: Batch, update: str | None = None) -> Tensor:
         """Takes one training step; returns the mean loss of the global batch, a scalar tensor."""
         batch = self._with_values(batch)
-
-        def take(name: str, rate: float) -> Tensor:
-            each, gradients = group.updates.get(name, group), self._gradients[name]
-            if self._skipper is not None:
-                return self._skipper.step(each, gradients, batch, rate)
-            if not gradients.are_transformed:
-                return self._strategy.step(each, batch, rate)
-            means, loss = gradients.of(each, batch)
-            gradients.apply(each, means, rate)
-            return loss
-
-        return self._take_step(group, batch, take, update)
+        return self._take_step(batch, lambda each, rate: each.step(batch, rate), update)
 
     def gradients(
-        self, group: ReplicaGroup, batch: Batch, update: str | None = None
+        self, batch: Batch, update: str | None = None
     ) -> tuple[list[list[Tensor]], Tensor]:
         """Mean gradients over the global batch, and its loss, as `Session.gradients`."""
         self.trainer_state.require_training_weights("gradients")
-        name = self._require_one_update(update, "gradients")
+        requested = self._requested_update(update, "gradients")
         self._reporter.step = batch.step
         with self._reporter.doing("gradients"):
-            batch = self._with_values(batch)
-            return self._gradients[name].of(group.updates.get(name, group), batch)
+            return requested.gradients(self._with_values(batch))
 
     def apply_gradients(
         self,
-        group: ReplicaGroup,
         batch: Batch,
         gradients: Sequence[Sequence[Tensor]],
         loss: Tensor,
         update: str | None = None,
     ) -> None:
         """Takes a step with mean gradients and a loss to record, as `Session.apply_gradients`."""
-        self._require_one_update(update, "apply_gradients")
+        requested = self._requested_update(update, "apply_gradients")
         batch = self._with_values(batch)
 
-        def take(name: str, rate: float) -> Tensor:
-            each = group.updates.get(name, group)
-            if self._skipper is None or self._skipper.are_finite(each, gradients, loss, batch.step):
-                self._gradients[name].apply(each, gradients, rate)
+        def take(each: WeightUpdate, rate: float) -> Tensor:
+            each.apply_gradients(batch, gradients, loss, rate)
             return loss
 
-        self._take_step(group, batch, take, update)
+        self._take_step(batch, take, requested.name or None)
 
     def _take_step(
-        self,
-        group: ReplicaGroup,
-        batch: Batch,
-        take: Callable[[str, float], Tensor],
-        update: str | None,
+        self, batch: Batch, take: Callable[[WeightUpdate, float], Tensor], update: str | None
     ) -> Tensor:
         """Takes a step: one update, or all that are due; returns the mean loss, a scalar tensor.
 
         Args:
-            group: The replica group.
             batch: Batch of the step, with its values.
-            take: Does an update of a name (empty without updates) at a learning rate; returns its mean loss.
+            take: Does an update at a learning rate; returns its mean loss.
             update: Name of the requested update; None: those that are due.
         """
-        reporter, trainer_state = self._reporter, self.trainer_state
+        group, reporter, trainer_state = self._group, self._reporter, self.trainer_state
         trainer_state.require_training_weights("step")
-        names = self._due_updates(batch, update)
+        updates = self._due_updates(batch, update)
         continues = update is not None and trainer_state.steps_done == batch.step + 1
         reporter.step = batch.step
         reporter.enter("step")
         trainer_state.is_finished = False
         self.average.before_step(group, batch.step)
         trainer_state.values = batch.values
-        for name in self._momentum_setters.keys() & {*names}:
-            self._momentum_setters[name](self._rates[name].momentum(batch.step) or 0.0)
-        rates = [self._scheduled_rate(batch.step, name) for name in names]
+        rates = []
+        for each in updates:
+            each.set_momentum(batch.step)
+            rates.append(each.rate(batch.step))
         losses, applied = [], []
-        for name, rate in zip(names, rates, strict=True):
+        for each, rate in zip(updates, rates, strict=True):
             skipped = trainer_state.skipped_steps
-            losses.append(take(name, rate))
-            applied += [name] * (trainer_state.skipped_steps == skipped)
-        loss, rate = functools.reduce(operator.add, losses), rates[0]
+            losses.append(take(each, rate))
+            applied += [each] * (trainer_state.skipped_steps == skipped)
+        loss = functools.reduce(operator.add, losses)
         before = trainer_state.last_loss if continues else None
         trainer_state.last_loss = loss if before is None else before + loss
         trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
@@ -451,22 +326,26 @@ class TrainLoop:
         if not continues:
             self._stopwatch.step_done(batch.size, pause=pause)
         if is_done:
-            self.finish(group)
-        if (
-            names[0] in self._custom_optimizers
-            and (used := group.updates.get(names[0], group).optimizer_rates()) is not None
-        ):
-            rate = used[0]
+            self.finish()
+        rate = updates[0].last_rate(rates[0])
         self.step_logger.add(batch, loss, rate, may_continue=update is not None)
-        if self._updates:
-            scalars = {f"{n}_loss": each for n, each in zip(names, losses, strict=True)}
-            scalars |= {f"{n}_learning_rate": each for n, each in zip(names, rates, strict=True)}
+        if self._named_updates:
+            scalars = {
+                each.scalar_name("loss"): loss for each, loss in zip(updates, losses, strict=True)
+            }
+            scalars |= {
+                each.scalar_name("learning_rate"): rate
+                for each, rate in zip(updates, rates, strict=True)
+            }
             self.step_logger.log(batch.step, scalars)
-        if self._norm_groups and applied:
-            norms = {n: self._norm_groups[n].gradient_norm() for n in applied}
-            trainer_state.last_gradient_norm = norms[applied[-1]]
-            named = {_of_update("gradient_norm", n): norm for n, norm in norms.items()}
-            self.step_logger.log(batch.step, named)
+        norms = {
+            each.scalar_name("gradient_norm"): norm
+            for each in applied
+            if (norm := each.gradient_norm()) is not None
+        }
+        if norms:
+            trainer_state.last_gradient_norm = norms[applied[-1].scalar_name("gradient_norm")]
+            self.step_logger.log(batch.step, norms)
         reporter.enter(BETWEEN_CALLS)
         return loss
 
@@ -477,27 +356,27 @@ class TrainLoop:
         request = CheckpointRequest(end=self._reporter.is_stop_requested)
         return self._stop_consensus.all_reduce_requests(self.trainer_state.steps_done, request).end
 
-    def refusals(self, group: ReplicaGroup) -> dict[str, str]:
+    def refusals(self) -> dict[str, str]:
         """The reasons to refuse a run of several replicas, by check code; found on the first batch."""
         refusals: dict[str, str] = {}
         transformed = self._loader.transformed
         checks_transform = transformed.checks_transform
         self._peeked, transformed.checks_transform = None, True
         try:
-            batch = self.next_batch(group)
+            batch = self.next_batch()
         except RefusedError as error:
             refusals[error.code] = error.detail
-            batch = self.next_batch(group)
+            batch = self.next_batch()
         transformed.checks_transform = checks_transform
         detail = None
         with contextlib.suppress(UnsupportedError), self._reporter.doing("try loss"):
             detail = None if batch is None else self.loss_check.difference(batch)
         return refusals if detail is None else refusals | {LOSS: detail}
 
-    def finish(self, group: ReplicaGroup) -> None:
+    def finish(self) -> None:
         """Finalizes weights and strategy after the last step; does nothing the second time."""
         if not self.trainer_state.is_finished:
             self.trainer_state.is_finished = True
             if self._finalize_weights is not None:
                 self._finalize_weights()
-            self._strategy.finished(group)
+            self._strategy.finished(self._group)

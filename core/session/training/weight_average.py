@@ -52,7 +52,7 @@ class WeightAverage:
             weight = self._policy.weight(self.count)
             self._averages = [
                 each.update_averages(averages, weight)
-                for each, averages in zip(_parts(group), self._averages, strict=True)
+                for each, averages in zip(group.updates.values(), self._averages, strict=True)
             ]
             self.count, self._due = self.count + 1, None
 
@@ -63,15 +63,15 @@ class WeightAverage:
             yield
             return
         self.settle(group)
-        weights = [each.compute(_read) for each in _parts(group)]
-        for each, averages in zip(_parts(group), self._averages, strict=True):
+        weights = [each.compute(_read) for each in group.updates.values()]
+        for each, averages in zip(group.updates.values(), self._averages, strict=True):
             each.compute(_write, averages)
         self._trainer_state.is_averaged = True
         try:
             yield
         finally:
             self._trainer_state.is_averaged = False
-            for each, vectors in zip(_parts(group), weights, strict=True):
+            for each, vectors in zip(group.updates.values(), weights, strict=True):
                 each.compute(_write, [[vector] for vector in vectors])
 
     def restore(self, group: ReplicaGroup, count: int) -> bool:
@@ -86,13 +86,8 @@ class WeightAverage:
         return bool(self.count)
 
     def _take(self, group: ReplicaGroup, count: int) -> None:
-        self._averages = [each.copy_averaged() for each in _parts(group)]
+        self._averages = [each.copy_averaged() for each in group.updates.values()]
         self.count = count
-
-
-def _parts(group: ReplicaGroup) -> Sequence[ReplicaGroup]:
-    """The groups whose trainable weights are together those of the model: of named updates, or the group."""
-    return list(group.updates.values()) or [group]
 
 
 def _read(replica: Replica) -> Tensor:

@@ -1,0 +1,165 @@
+"""One of the updates that a step does: its replica group, gradients, learning rates and momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from isotrain.core.contracts.backend.group_protocols import GradientNormGroup
+from isotrain.core.contracts.backend.protocol_checks import require
+from isotrain.core.contracts.backend.replica import Tensor
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.data.batch import Batch
+from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
+from isotrain.core.session.training.context import SessionContext
+from isotrain.core.session.training.global_gradients import GlobalGradients
+from isotrain.core.session.training.lr_schedule import LearningRates
+from isotrain.core.session.training.skipped_steps import StepSkipper
+from isotrain.core.session.training.trainer_state import TrainerState
+from isotrain.core.spec.optimizers import CustomOptimizer
+from isotrain.core.spec.schedules import ConstantSchedule
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+class WeightUpdate:
+    """Update of the weights of a group by their objective and optimizer, at the rates of their schedule.
+
+    Attributes:
+        name: Name of the update in the spec; empty in a run without named updates, which has one.
+        scheduled_rates: Learning rates of its spec, without what the session changed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: TrainingSpec,
+        session_context: SessionContext,
+        trainer_state: TrainerState,
+        reporter: Reporter,
+    ) -> None:
+        """Reads schedule and gradients of the update from its spec.
+
+        Raises:
+            SpecError: Spec and optimizer both set the learning rate or the momentum.
+            UnsupportedError: The schedule sets a momentum that the optimizer cannot change.
+        """
+        plan = session_context.plan
+        self.name = name
+        self._spec = spec
+        self._group = group = session_context.group.updates[name]
+        self._strategy = session_context.strategy
+        self._trainer_state = trainer_state
+        self.scheduled_rates = LearningRates(
+            spec,
+            group.optimizer_lr_schedule(),
+            global_batch_size=plan.global_batch_size,
+            steps_per_epoch=trainer_state.steps_per_epoch,
+            total_steps=trainer_state.total_steps,
+        )
+        self._require_one_source_of_rates()
+        self._gradients = GlobalGradients(spec, self._strategy, plan.framework)
+        self._skipper = StepSkipper(trainer_state, reporter) if spec.on_nan == "skip" else None
+        self._set_momentum = self._momentum_setter(plan.backend)
+        self._norm_group = require(group, GradientNormGroup) if spec.gradient_norm else None
+        if self._norm_group is not None:
+            self._norm_group.keep_gradient_norm()
+
+    def _require_one_source_of_rates(self) -> None:
+        """Refuses a schedule or scaling in the spec beside the optimizer's own learning-rate scheduler.
+
+        Raises:
+            SpecError: The spec has one.
+        """
+        spec = self._spec
+        peak = self.scheduled_rates.peak
+        is_constant = spec.schedule == ConstantSchedule() and peak == spec.optimizer.lr
+        if not is_constant and self._group.optimizer_rates() is not None:
+            raise SpecError(
+                "optimizer.custom: its learning-rate scheduler sets the rates, and so do schedule and"
+                " scaling. Leave one of the two out."
+            )
+
+    def _momentum_setter(self, backend: str) -> Callable[[float], None] | None:
+        """Function that sets the momentum, if the schedule changes it; else None.
+
+        Raises:
+            SpecError: Groups of the optimizer have a momentum of their own.
+            UnsupportedError: The momentum of the optimizer cannot change within a run.
+        """
+        spec = self._spec
+        if self.scheduled_rates.momentum(0) is None:
+            return None
+        set_momentum = self._group.momentum_setter()
+        groups = spec.optimizer.groups
+        if any({"momentum", "beta_1"} & group.options.keys() for group in groups):
+            raise SpecError(
+                "schedule: momentum_range sets the momentum of all weights, and optimizer.groups that of"
+                " some. Leave one of the two out."
+            )
+        if set_momentum is None:
+            raise UnsupportedError(
+                f"schedule: {spec.schedule.name} changes the momentum, and that of optimizer"
+                f" {spec.optimizer.name} cannot change within a run on {backend}: it"
+                " has none, or this kind of run applies gradients elsewhere. Leave momentum_range out, or"
+                " give the optimizer a momentum."
+            )
+        return set_momentum
+
+    def rate(self, step: int) -> float:
+        """Learning rate by spec and session; `step` counts from 0 over the whole run. Local."""
+        return self._trainer_state.rate(self.scheduled_rates(step), self.name)
+
+    def known_rate(self, step: int) -> float:
+        """Learning rate of a step, by the spec or by the optimizer, as `Session.learning_rate`. Local."""
+        if (optimizer_rates := self._group.optimizer_rates()) is None:
+            return self.rate(step)
+        steps_done = self._trainer_state.steps_done
+        rates = dict(zip((steps_done - 1, steps_done), optimizer_rates, strict=True))
+        if step not in rates:
+            raise IsotrainError(
+                f"learning_rate: the optimizer sets its rates itself, and that of step {step} is not known:"
+                f" after {steps_done} steps, those of the last and the next one are."
+            )
+        return rates[step]
+
+    def last_rate(self, scheduled: float) -> float:
+        """Learning rate of the last step: the optimizer's, if it sets its rates itself. Local."""
+        if not isinstance(self._spec.optimizer, CustomOptimizer):
+            return scheduled
+        optimizer_rates = self._group.optimizer_rates()
+        return scheduled if optimizer_rates is None else optimizer_rates[0]
+
+    def set_momentum(self, step: int) -> None:
+        """Sets the momentum of a step, if the schedule has one. Local."""
+        if self._set_momentum is not None:
+            self._set_momentum(self.scheduled_rates.momentum(step) or 0.0)
+
+    def step(self, batch: Batch, rate: float) -> Tensor:
+        """Does the update by strategy and spec; returns the mean loss of the global batch. Collective."""
+        group, gradients = self._group, self._gradients
+        if self._skipper is not None:
+            return self._skipper.step(group, gradients, batch, rate)
+        if not gradients.are_transformed:
+            return self._strategy.step(group, batch, rate)
+        means, loss = gradients.of(group, batch)
+        gradients.apply(group, means, rate)
+        return loss
+
+    def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+        """Mean gradients over the global batch, and its loss, as `Session.gradients`. Collective."""
+        return self._gradients.of(self._group, batch)
+
+    def apply_gradients(
+        self, batch: Batch, gradients: Sequence[Sequence[Tensor]], loss: Tensor, rate: float
+    ) -> None:
+        """Does the update with mean gradients, unless they or the loss are to be skipped. Collective."""
+        skipper = self._skipper
+        if skipper is None or skipper.are_finite(self._group, gradients, loss, batch.step):
+            self._gradients.apply(self._group, gradients, rate)
+
+    def gradient_norm(self) -> Tensor | None:
+        """Norm of the gradients that were applied last, a scalar; None without `gradient_norm`. Local."""
+        return None if self._norm_group is None else self._norm_group.gradient_norm()
+
+    def scalar_name(self, scalar: str) -> str:
+        """Name of a scalar of this update in records; the scalar's own without named updates."""
+        return f"{self.name}_{scalar}" if self.name else scalar
