@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -150,6 +150,15 @@ class Scalars(ProcessEvent):
     kind = "scalars"
     steps: Sequence[int]
     values: Sequence[Mapping[str, float]]
+
+
+def outlasts_rewind(step: int, names: Iterable[str], steps_done: int) -> bool:
+    """Whether scalars of a step stay when a run goes on after `steps_done` steps, and repeats later ones.
+
+    An evaluation after these steps, whose names begin with `validation_`, is not repeated.
+    """
+    is_evaluation = any(name.startswith("validation_") for name in names)
+    return step < steps_done + is_evaluation
 
 
 @dataclass(frozen=True, kw_only=True)

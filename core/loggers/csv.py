@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.events import outlasts_rewind
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.system.files import rewrite_lines
 
@@ -63,9 +64,9 @@ def _append(path: Path, rows: Iterable[Iterable[Any]]) -> None:
 
 
 def _is_before(line: bytes, step: int) -> bool:
-    """Whether a line of `steps.csv` or `scalars.csv` is its header, or of an earlier step."""
-    number, _, _ = line.partition(b",")
-    return number == b"step" or int(number) < step
+    """Whether a line of `steps.csv` or `scalars.csv` is its header, or stays after `step` steps."""
+    number, name, *_ = line.decode().split(",")
+    return number == "step" or outlasts_rewind(int(number), [name.lstrip('"')], step)
 
 
 def _rows(path: Path) -> list[list[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.events import outlasts_rewind
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.json_format import json_line
 from isotrain.core.system.files import rewrite_lines
@@ -23,7 +24,7 @@ class JsonLinesLogger(Logger):
         self._write([])
 
     def resumed(self, step: int) -> None:
-        """Keeps earlier steps, and the epochs that had ended by this step."""
+        """Keeps earlier steps, and the evaluations and epochs that had ended by this step."""
         rewrite_lines(self._file, lambda line: line if _is_before(line, step) else None)
 
     def steps_done(
@@ -46,6 +47,8 @@ class JsonLinesLogger(Logger):
 
 
 def _is_before(line: bytes, step: int) -> bool:
-    """Whether a line is of an earlier step, or of an epoch that had ended by this step."""
+    """Whether a line is of an earlier step, or of an evaluation or epoch that had ended by this step."""
     record = json.loads(line)
-    return bool(record["step"] < step + ("epoch" in record))
+    if "epoch" in record:
+        return bool(record["step"] <= step)
+    return outlasts_rewind(record["step"], record, step)

@@ -23,10 +23,12 @@ from isotrain.core.launching.run_directory.run_directory import (
     RunDirectory,
     has_checkpoints_itself,
     read_fields,
+    steps_taken,
 )
 from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.loading import SpecLike, load_spec
+from isotrain.core.spec.step_values import values_at
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.files import is_url
 
@@ -60,12 +62,14 @@ class TrainedModel:
         backend: Backend that it was trained with.
         batch: Global batch size for predictions.
         fields: Spec fields, callables possibly as import strings; None for a checkpoint without a spec.
+        checkpoint: The checkpoint with the weights; None for the final weights of a run.
     """
 
     location: str
     backend: str
     batch: int
     fields: Mapping[str, Any] | None
+    checkpoint: Checkpoint | None
 
     @classmethod
     def of(cls, run: RunLike, spec: SpecLike | None = None) -> TrainedModel:
@@ -85,14 +89,16 @@ class TrainedModel:
             where = f"{checkpoint.location}: run.json: plan"
             plan = value(dict[str, Any], checkpoint.run.get("plan"), where)
             fields, batch = (None, None) if spec is None else _passed_spec(spec)
-            return cls(checkpoint.location, *_backend_and_batch(plan, where, batch), fields)
+            backend_and_batch = _backend_and_batch(plan, where, batch)
+            return cls(checkpoint.location, *backend_and_batch, fields, checkpoint)
         folder = Path(location)
         plan = read_fields(folder, PLAN_FILE)
         fields, batch = _stored_spec(folder) if spec is None else _passed_spec(spec)
         backend_and_batch = _backend_and_batch(plan, str(folder / PLAN_FILE), batch)
-        if not (folder / WEIGHTS_FILE).is_file():
-            location = _checkpoint(location).location
-        return cls(location, *backend_and_batch, fields)
+        if (folder / WEIGHTS_FILE).is_file():
+            return cls(location, *backend_and_batch, fields, None)
+        checkpoint = _checkpoint(location)
+        return cls(checkpoint.location, *backend_and_batch, fields, checkpoint)
 
     @property
     def model(self) -> Any:
@@ -126,13 +132,14 @@ class TrainedModel:
         return self.fields
 
     def evaluation_spec(self, data: Any, changes: Mapping[str, Any]) -> TrainingSpec:
-        """A spec that builds the model and its loss, for evaluation.
+        """A spec that builds the model and its loss, for evaluation, with the values of the last step.
 
         Args:
             data: Data function; None: the run's data.
             changes: Metrics in place of the run's, by field.
 
         Raises:
+            IsotrainError: The values change from step to step, and how many steps were taken is not known.
             SpecError: Model, loss or data cannot be found by their names.
             UnsupportedError: The run has named updates.
         """
@@ -150,7 +157,21 @@ class TrainedModel:
         if data is None and self.data is not None:
             data, copied["data_args"] = self.data
             copied["validation_split"] = fields.get("validation_split")
-        return self.spec(data, {**copied, "objective": objective, **changes})
+        spec = self.spec(data, {**copied, "objective": objective, **changes})
+        return spec if objective is None else spec.replace(values=self._last_values(spec))
+
+    def _last_values(self, spec: TrainingSpec) -> dict[str, float]:
+        """Scalars that the objective got in the last step, by name."""
+        if self.checkpoint is None:
+            is_constant = all(isinstance(each, float) for each in spec.values.values())
+            steps = 0 if is_constant else steps_taken(Path(self.location))
+            return values_at(spec.values, max(0, steps - 1))
+        where = f"{self.location}: run.json: trainer_state"
+        state = value(dict[str, Any], self.checkpoint.run.get("trainer_state"), where)
+        saved: dict[str, float] = value(
+            dict[str, float], state.get("values", {}), f"{where}: values"
+        )
+        return values_at(spec.values, max(0, self.checkpoint.step - 1)) | saved
 
     def spec(self, data: Any, changes: Mapping[str, Any] | None = None) -> TrainingSpec:
         """A spec that builds the model, for prediction or export.

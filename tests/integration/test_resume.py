@@ -455,6 +455,21 @@ def test_a_plateau_goes_on_where_it_was(tmp_path: Path) -> None:
         assert list(resumed.history.learning_rate)[-(STEPS - step) :] == rates[step:]
 
 
+def test_a_resume_keeps_the_evaluation_at_its_own_step(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "evaluation": {"every_steps": 3, "every_epochs": 0},
+        "checkpoint": {"every_steps": 3},
+        "loggers": ["csv", "jsonl"],
+    }
+    whole = run(tmp_path / "whole", changes=changes)
+    assert list(whole.history.scalars["validation_loss"]) == [3, 6, 9, 12, 15, STEPS]
+    for steps in (9, STEPS):
+        resumed = run(tmp_path / "resumed", resume="auto", changes=changes | {"steps": steps})
+    assert resumed.history.scalars == whole.history.scalars
+    table = "scalars.csv"
+    assert (tmp_path / "resumed" / table).read_text() == (tmp_path / "whole" / table).read_text()
+
+
 def test_a_plateau_of_a_metric_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IsotrainError, match="accurcy"):
         run(tmp_path, changes={"schedule": {"name": "plateau", "metric": "accurcy", "mode": "max"}})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import isotrain
 
@@ -74,6 +75,32 @@ def test_an_evaluation_after_a_resume_has_the_values_of_the_last_step(tmp_path: 
         for work in (train_and_save, restore)
     )
     assert restored == expected
+    assert isotrain.evaluate(tmp_path / "checkpoint", spec=spec, replicas=1) == expected[0]
+
+
+def weighted(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
+    return step.values["weight"] * (model(batch[0]) - batch[1]) ** 2
+
+
+def test_a_finished_run_is_evaluated_with_the_values_of_its_last_step(tmp_path: Path) -> None:
+    """Also of a run that continued elsewhere, whose first step is not step 0."""
+    values = {"weight": {"name": "linear", "start": 0.0, "end": 1.0, "steps": 8}}
+    spec = _spec(
+        objective=weighted, values=values, checkpoint={"every_steps": 3, "keep_last": None}
+    )
+    run = functools.partial(
+        isotrain.run, spec, backend="torch-ddp", replicas=1, on_event=lambda event: None
+    )
+    whole = run(run_directory=tmp_path / "whole")
+    resumed = run(
+        run_directory=tmp_path / "resumed",
+        resume=tmp_path / "whole" / "checkpoints" / "step-000000006",
+    )
+    for result in (whole, resumed):
+        expected = result.metrics["validation_loss"]
+        assert isotrain.evaluate(result) == {"loss": pytest.approx(expected, rel=1e-12)}
+    errors = (isotrain.predict(whole, data()) - data().validation[1]) ** 2
+    assert whole.metrics["validation_loss"] == pytest.approx(errors.mean(), rel=1e-12)
 
 
 def test_metrics_over_all_of_a_coordinator(tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ def test_json_lines(tmp_path: Path) -> None:
 def steps_and_epoch(logger: Logger, first: int, epoch: int) -> None:
     logger.steps_done(first, [1.0 + epoch, 2.0 + epoch], [0.5, 0.25])
     logger.scalars_logged([(first, {"kl": 1.0}), (first + 1, {"kl": 2.0, "norm": 3.0})])
+    logger.scalars_logged([(first + 2, {"validation_loss": 4.0})])
     logger.epoch_ended(epoch, first + 2, {"accuracy": epoch / 4})
 
 
@@ -214,7 +215,7 @@ def test_a_resumed_run_appends_to_its_files(tmp_path: Path) -> None:
             steps_and_epoch(logger, 0, 0)
             if resumes:
                 logger.steps_done(2, [9.0], [9.0])
-                logger.scalars_logged([(2, {"kl": 9.0})])
+                logger.scalars_logged([(2, {"kl": 9.0}), (3, {"validation_loss": 9.0})])
                 logger = kind()
                 logger.started({"run": "digits"}, folder)
                 logger.resumed(2)

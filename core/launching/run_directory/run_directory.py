@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from isotrain.core.checkpoints.open_storage import CHECKPOINTS_FOLDER
-from isotrain.core.contracts.events import EpochEnded, Event, Scalars, Steps, read_event
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Event,
+    Scalars,
+    Steps,
+    outlasts_rewind,
+    read_event,
+)
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.json_format import json_page
@@ -124,7 +131,7 @@ class RunDirectory:
             return False
 
     def rewind(self, step: int) -> None:
-        """Drops the recorded steps and epochs from `step` on, because a resumed run repeats them.
+        """Drops the recorded steps from `step` on and later epochs, because a resumed run repeats them.
 
         A result is renamed to `result-before.json`, because the run is no longer finished.
 
@@ -257,6 +264,18 @@ def read_events(path: Path) -> Iterator[Event]:
                 yield event
 
 
+def steps_taken(folder: Path) -> int:
+    """Number of steps that a run has reported.
+
+    Raises:
+        PlanError: The file of its steps does not exist.
+    """
+    if not (folder / STEPS_FILE).is_file():
+        raise _missing_file(folder, STEPS_FILE)
+    blocks = (event for event in read_events(folder / STEPS_FILE) if isinstance(event, Steps))
+    return max((block.first + len(block.losses) for block in blocks), default=0)
+
+
 def _parse_event(line: bytes, where: str) -> Event | None:
     try:
         return read_event(line)
@@ -296,7 +315,8 @@ def _truncate_steps(event: Event, step: int) -> Event | None:
 
 
 def _truncate_scalars(event: Scalars, step: int) -> Scalars | None:
-    records = [each for each in zip(event.steps, event.values, strict=True) if each[0] < step]
+    pairs = zip(event.steps, event.values, strict=True)
+    records = [each for each in pairs if outlasts_rewind(*each, step)]
     if not records or len(records) == len(event.steps):
         return event if records else None
     steps, values = zip(*records, strict=True)
