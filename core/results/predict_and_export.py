@@ -162,12 +162,12 @@ def evaluate(
         replicas: Number of replicas; one per available GPU, or one, when left out. The result is the same.
 
     Returns:
-        `loss` and each metric by name, exact means over all samples.
+        `loss` and each metric by name, exact means over all samples. With named updates `loss` is the sum of
+        theirs, and their own losses and metrics have their names: `critic_loss`.
 
     Raises:
         IsotrainError: The run has no weights.
         SpecError: The functions of model, loss or data cannot be found.
-        UnsupportedError: The run has named updates.
         RunFailedError: A worker process failed; the message says which, on which host, and why.
     """
     trained = TrainedModel.of(run, spec)

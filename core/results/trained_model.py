@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import checkpoint_at
-from isotrain.core.errors import CheckpointError, IsotrainError, SpecError, UnsupportedError
+from isotrain.core.errors import CheckpointError, IsotrainError, SpecError
 from isotrain.core.json_records import value
 from isotrain.core.launching.run_directory.run_directory import (
     PLAN_FILE,
@@ -37,8 +37,11 @@ _MODEL_FIELDS = (
     *("backend_options", "plugins", "timeouts"),
 )
 """Spec fields that affect how a trained model is built and what it computes."""
-_EVALUATION_FIELDS = ("loss", "loss_weights", "metrics", "metrics_over_all", "values", "frozen")
+_EVALUATION_FIELDS = ("loss_weights", "metrics", "metrics_over_all", "values", "frozen")
 """Spec fields that affect what an evaluation computes, besides those."""
+_UPDATE_FIELDS = ("loss", "objective", "metrics", "weights")
+"""Fields of a named update that affect what an evaluation computes."""
+_STATELESS_OPTIMIZER = {"name": "sgd", "lr": 1.0}
 
 
 class HasRunDirectory(Protocol):
@@ -107,7 +110,7 @@ class TrainedModel:
         Raises:
             SpecError: The model cannot be found by its name, or there is a checkpoint only.
         """
-        return _resolved("model", self._trusted_fields.get("model"), self.location)
+        return self._resolved_field("model", self._trusted_fields)
 
     @property
     def data(self) -> tuple[Any, Mapping[str, Any]] | None:
@@ -141,24 +144,24 @@ class TrainedModel:
         Raises:
             IsotrainError: The values change from step to step, and how many steps were taken is not known.
             SpecError: Model, loss or data cannot be found by their names.
-            UnsupportedError: The run has named updates.
         """
         fields = self._trusted_fields
-        if fields.get("updates"):
-            raise UnsupportedError(
-                "evaluate: the run has named updates, each with a loss of its own. Use isotrain.predict."
-            )
         if data is None and self.data is None:
             raise SpecError(
                 f"{self.location}: the data cannot be found again by their name. Pass data, or spec=..."
             )
         copied = {name: fields[name] for name in _EVALUATION_FIELDS if fields.get(name)}
-        objective = _resolved("objective", fields.get("objective"), self.location)
+        losses = {each: self._resolved_field(each, fields) for each in ("loss", "objective")}
+        updates = {
+            name: self._update_fields(update, changes)
+            for name, update in (fields.get("updates") or {}).items()
+        }
         if data is None and self.data is not None:
             data, copied["data_args"] = self.data
             copied["validation_split"] = fields.get("validation_split")
-        spec = self.spec(data, {**copied, "objective": objective, **changes})
-        return spec if objective is None else spec.replace(values=self._last_values(spec))
+        spec = self.spec(data, {**copied, **losses, "updates": updates or None, **changes})
+        has_objective = spec.objective is not None or spec.updates
+        return spec.replace(values=self._last_values(spec)) if has_objective else spec
 
     def _last_values(self, spec: TrainingSpec) -> dict[str, float]:
         """Scalars that the objective got in the last step, by name."""
@@ -172,6 +175,17 @@ class TrainedModel:
             dict[str, float], state.get("values", {}), f"{where}: values"
         )
         return values_at(spec.values, max(0, self.checkpoint.step - 1)) | saved
+
+    def _update_fields(self, update: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of a named update for evaluation; metrics in `changes` replace its metrics."""
+        fields = dict(update)
+        copied = {each: self._resolved_field(each, fields) for each in _UPDATE_FIELDS}
+        if "metrics" in changes:
+            del copied["metrics"]
+        return {**copied, "optimizer": _STATELESS_OPTIMIZER}
+
+    def _resolved_field(self, field: str, fields: Mapping[str, Any]) -> Any:
+        return _resolved(field, fields.get(field), self.location)
 
     def spec(self, data: Any, changes: Mapping[str, Any] | None = None) -> TrainingSpec:
         """A spec that builds the model, for prediction or export.
@@ -188,10 +202,10 @@ class TrainedModel:
             {
                 **{name: value for name, value in fields.items() if name in _MODEL_FIELDS},
                 "model": self.model,
-                "call": _resolved("call", fields.get("call"), self.location),
+                "call": self._resolved_field("call", fields),
                 "data": data,
                 "objective": _no_objective,
-                "optimizer": {"name": "sgd", "lr": 1.0},  # it has no state
+                "optimizer": _STATELESS_OPTIMIZER,
                 "global_batch_size": self.batch,
                 "epochs": 1,
                 **(changes or {}),

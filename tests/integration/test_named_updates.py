@@ -90,6 +90,9 @@ def test_updates_are_recorded_and_resumed(tmp_path: Path) -> None:
     scalars = whole.history.scalars
     assert len(scalars["critic_loss"]) == 8
     assert list(scalars["generator_loss"]) == [1, 3, 5, 7]
+    last = {name.removeprefix("validation_"): value for name, value in whole.metrics.items()}
+    assert isotrain.evaluate(whole, replicas=1) == pytest.approx(last, rel=1e-12)
+    assert isotrain.evaluate(whole, spec=fields, metrics=[]) == pytest.approx(last, rel=1e-12)
 
 
 def test_a_pattern_that_fits_no_weight_is_refused() -> None:
