@@ -91,7 +91,7 @@ def length(subject: Subject) -> Iterator[Hit]:
         if not spec.drop_remainder and 0 < rest < target.replicas:
             words = f"{rest} samples for {target.replicas} replicas"
             yield Hit("ISO209", _batch_field(subject), words, where)
-        epoch = sampler.steps_per_epoch(samples, batch, spec.drop_remainder)
+        epoch = spec.epoch_steps or sampler.steps_per_epoch(samples, batch, spec.drop_remainder)
         if spec.steps is not None and spec.steps % epoch:
             yield Hit("ISO211", "steps", f"{spec.steps} steps, {epoch} in an epoch", where)
 

@@ -17,13 +17,13 @@ def at_least(name: str, value: int, minimum: int) -> None:
         raise DataError(f"{name}: expected {minimum} or more, received {value}.")
 
 
-def epoch_steps(
+def steps_per_pass(
     source: AnySource,
     global_batch_size: int,
     replicas: int,
     drop_remainder: bool,
 ) -> int:
-    """Global batches per epoch, at least one.
+    """Global batches of one pass over the data, at least one.
 
     Raises:
         DataError: There is not one, or the source has no length.

@@ -18,12 +18,13 @@ from isotrain.core.data.arrays import (
     reader,
 )
 from isotrain.core.data.batch import Batch, Slice
-from isotrain.core.data.epoch_length import at_least, epoch_steps, total_steps
+from isotrain.core.data.epoch_length import at_least, steps_per_pass, total_steps
 from isotrain.core.data.fetch import BatchPositions, Fetcher, Transform, TransformedBatches
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.pytree import map_parts
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streaming import rebatch
+from isotrain.core.data.streaming.stream_reader import StreamReader
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
@@ -99,6 +100,7 @@ class Loader:
         tries_transform: bool = False,
         epochs: int | None = None,
         steps: int | None = None,
+        epoch_steps: int | None = None,
         start_step: int = 0,
         to_device: ToDevice | None = None,
         is_on_device: rebatch.IsOnDevice = rebatch.never_on_device,
@@ -122,6 +124,8 @@ class Loader:
             tries_transform: Whether to check, on the first local batch, that it does not mix samples.
             epochs: Length of the run in epochs; or
             steps: Length of the run in global batches. Exactly one of the two.
+            epoch_steps: Global batches that count as an epoch; None for a pass over the data. A stream then
+                may be endless: no samples are counted, and where it ends, it is read again.
             start_step: First step to yield.
             to_device: Function from a host array to the replica's tensor; called on each array of each
                 slice, in the background thread where there is one.
@@ -160,10 +164,16 @@ class Loader:
         self._is_on_device = is_on_device
         self._start_step = start_step
         self._state_seconds = state_seconds
+        self._is_repeated = epoch_steps is not None
         if source is None:
-            self.steps_per_epoch = steps or 1
+            self._steps_per_pass = steps or 1
+        elif epoch_steps is not None and isinstance(source, BatchStream):
+            self._steps_per_pass = epoch_steps
         else:
-            self.steps_per_epoch = epoch_steps(source, global_batch_size, replicas, drop_remainder)
+            self._steps_per_pass = steps_per_pass(
+                source, global_batch_size, replicas, drop_remainder
+            )
+        self.steps_per_epoch = epoch_steps or self._steps_per_pass
         self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
         self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
 
@@ -211,7 +221,7 @@ class Loader:
         slices_of = self._slicer(source)
         ordered_epoch, samples = -1, sampler.permutation(self._seed, 0, 0, shuffle=False)
         for step in range(first, self.total_steps):
-            epoch, index = divmod(step, self.steps_per_epoch)
+            epoch, index = divmod(step, self._steps_per_pass)
             if ordered_epoch < 0 or (self._shuffle and epoch != ordered_epoch):
                 samples = sampler.permutation(self._seed, epoch, length, self._shuffle)
                 ordered_epoch = epoch
@@ -293,32 +303,27 @@ class Loader:
     def _stream_batches(
         self, source: BatchStream, step: int, stream_state: StreamState | None
     ) -> Iterator[Batch]:
-        global_size = self._global_batch_size
-        plans = {size: self._local_batches(size) for size in self._global_batch_sizes(len(source))}
-        before = stream_state
-        while step < self.total_steps:
-            epoch, skip = divmod(step, self.steps_per_epoch)
-            reading = source.epoch(epoch, stream_state, state_seconds=self._state_seconds)
-            batches = rebatch.global_batches(
-                reading,
-                global_size,
-                len(source),
-                samples_before=reading.samples_read,
-                first=skip * global_size,
-                is_on_device=self._is_on_device,
+        reader = StreamReader(
+            source,
+            self._global_batch_size,
+            self.steps_per_epoch,
+            self.total_steps,
+            self._is_repeated,
+            self._state_seconds,
+            self._is_on_device,
+        )
+        plans: dict[int, tuple[_LocalBatch, ...]] = {}
+        for each in reader.read(step, stream_state):
+            if each.size not in plans:
+                plans[each.size] = self._local_batches(each.size)
+            epoch, index = divmod(step, self.steps_per_epoch)
+            rows = index * self._global_batch_size + np.arange(each.size)
+            slices = tuple(
+                self._slices(local, self._local_part(each.parts, epoch, step, rows, local))
+                for local in plans[each.size]
             )
-            for index, (parts, size) in enumerate(batches, skip):
-                if index == self.steps_per_epoch or step == self.total_steps:
-                    break
-                rows = index * global_size + np.arange(size)
-                slices = tuple(
-                    self._slices(local, self._local_part(parts, epoch, step, rows, local))
-                    for local in plans[size]
-                )
-                fingerprint = rebatch.fingerprint(parts) if index == skip else None
-                yield self._batch(step, size, slices, fingerprint, reading.stream_state or before)
-                step += 1
-            before, stream_state = reading.stream_state or before, None
+            yield self._batch(step, each.size, slices, each.fingerprint, each.stream_state)
+            step += 1
 
     def _local_part(
         self,
@@ -338,9 +343,9 @@ class Loader:
         size = self._global_batch_size
         local_batches = self._local_batches(size)
         while step < self.total_steps:
-            epoch, skip = divmod(step, self.steps_per_epoch)
+            epoch, skip = divmod(step, self._steps_per_pass)
             streams = [self._replica_stream(source, epoch, each, skip) for each in local_batches]
-            remaining = min(self.steps_per_epoch - skip, self.total_steps - step)
+            remaining = min(self._steps_per_pass - skip, self.total_steps - step)
             for parts in islice(zip(*streams, strict=True), remaining):
                 yield self._batch(step, size, tuple(map(self._slices, local_batches, parts)))
                 step += 1
@@ -353,15 +358,15 @@ class Loader:
         batches = iter(
             source.iterate(epoch=epoch, seed=self._seed, replica=replica, replicas=replicas)
         )
-        for number in range(self.steps_per_epoch):
+        for number in range(self._steps_per_pass):
             batch = next(batches, None)
             if batch is None:
                 raise DataError(
                     f"the stream of replica {replica} ended after {number} local batches "
-                    f"of epoch {epoch}; its length promises {self.steps_per_epoch}."
+                    f"of epoch {epoch}; its length promises {self._steps_per_pass}."
                 )
             if number >= skip:
-                step = epoch * self.steps_per_epoch + number
+                step = epoch * self._steps_per_pass + number
                 rows = number * self._global_batch_size + np.arange(self._global_batch_size)
                 positions = BatchPositions(epoch, step, rows[local.start : local.stop], rows)
                 yield self.transformed(as_inputs_and_targets(batch, "a local batch"), positions)

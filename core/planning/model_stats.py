@@ -54,12 +54,13 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
         stats: Statistics of data and model.
     """
     spec, strategy = resolved_spec.spec_with_model, resolved_spec.strategy
-    per_epoch = None
+    per_epoch = spec.epoch_steps
     total = spec.steps
-    if stats.samples is not None:
+    if per_epoch is None and stats.samples is not None:
         per_epoch = sampler.steps_per_epoch(
             stats.samples, plan.global_batch_size, spec.drop_remainder
         )
+    if per_epoch is not None:
         total = spec.steps or (spec.epochs or 0) * per_epoch
     first_rate, last_rate = None, None
     if per_epoch is not None and total is not None:

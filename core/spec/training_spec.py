@@ -299,6 +299,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     )
     epochs: Count | None = Field(default=None, description="Passes over the data; not with steps.")
     steps: Count | None = Field(default=None, description="Optimizer steps; not with epochs.")
+    epoch_steps: Count | None = Field(
+        default=None,
+        description="Global batches that count as an epoch, whatever the number of samples; null for a "
+        "pass over the data.",
+    )
     gradient_accumulation_steps: Count = Field(
         default=1, description="Micro-batches whose gradients make up one step."
     )

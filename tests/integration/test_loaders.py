@@ -105,9 +105,9 @@ def spec(data: Any) -> dict[str, Any]:
     }
 
 
-def trained(data: Any, backend: str, replicas: int, folder: Path) -> Any:
+def trained(data: Any, backend: str, replicas: int, folder: Path, **fields: Any) -> Any:
     return isotrain.run(
-        spec(data),
+        {**spec(data), **fields},
         backend=backend,
         replicas=replicas,
         run_directory=folder,
@@ -168,3 +168,13 @@ def test_processes_shuffle_a_pipeline_without_seeds_alike(tmp_path: Path) -> Non
 def test_a_data_set_that_never_ends_is_refused(tmp_path: Path) -> None:
     with pytest.raises(isotrain.IsotrainError, match="never ends"):
         trained(endless, "tf-mirrored", 1, tmp_path / "run")
+
+
+def test_a_data_set_that_never_ends_is_trained_on_by_epoch_steps(tmp_path: Path) -> None:
+    results = [
+        trained(endless, backend, replicas, tmp_path / backend, epoch_steps=4, epochs=3)
+        for backend, replicas in (("tf-mirrored", 1), ("tf-multiworker", 2))
+    ]
+    assert [len(result.history.epochs) for result in results] == [3, 3]
+    assert [result.steps for result in results] == [12, 12]
+    assert results[0].final_loss == pytest.approx(results[1].final_loss, rel=1e-6)

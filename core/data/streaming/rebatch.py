@@ -24,7 +24,7 @@ def never_on_device(leaf: Any) -> bool:
 def global_batches(
     batches: Iterable[Any],
     size: int,
-    samples: int,
+    samples: int | None = None,
     *,
     samples_before: int = 0,
     first: int = 0,
@@ -38,7 +38,7 @@ def global_batches(
         batches: Batches of one epoch, each (inputs, targets), (inputs, targets, sample weights) or inputs
             alone; arrays of shape [n, ...].
         size: Number of samples in a global batch.
-        samples: Number of samples in the epoch.
+        samples: Number of samples in the epoch; None if the batches never end.
         samples_before: Number of samples of the epoch in earlier batches.
         first: Index of the first sample to yield, a multiple of `size`.
         is_on_device: Whether to pass on a leaf unchanged, in a batch of the right size; all others are
@@ -55,7 +55,7 @@ def global_batches(
         length = _batch_size(parts)
         skipped = min(max(first - read, 0), length)
         read += length
-        if read > samples:
+        if samples is not None and read > samples:
             break
         if skipped == length:
             continue
@@ -72,7 +72,7 @@ def global_batches(
                 yield _slice_rows(joined, start, start + size), size
             buffer = [_slice_rows(joined, rows - rows % size, rows)] if rows % size else []
             rows %= size
-    if read != samples:
+    if samples is not None and read != samples:
         raise DataError(
             f"the stream gave {read}{' or more' if read > samples else ''} samples in an epoch, expected"
             f" {samples}: it must give equally many in every epoch."

@@ -12,10 +12,14 @@ from isotrain.core.data.streaming.stream_state import StreamState, StreamStateHa
 from isotrain.core.errors import DataError
 
 Change = Callable[[Any], Any]
+_END = object()
+"""Value after the last batch of a reading."""
 
 
 class StreamEpoch:
     """Iterator over the batches of one epoch of a stream, from its start or from a saved state.
+
+    A repeated stream is read again where it ends: all its readings are one epoch without an end.
 
     Attributes:
         is_at_saved_state: Whether the saved state could be loaded; else reading starts at the epoch's start.
@@ -25,30 +29,28 @@ class StreamEpoch:
 
     def __init__(
         self,
-        source: Iterable[Any],
+        read: Callable[[], Iterable[Any]],
         epoch: int,
         stream_state: StreamState | None,
         *,
         state_seconds: float | None,
         change: Change | None,
+        is_repeated: bool = False,
     ) -> None:
         """Starts an epoch, or continues one from a saved state.
 
         Args:
-            source: Iterable over the batches of the epoch.
+            read: Function that starts a reading of the stream.
             epoch: Index of the epoch, from 0.
             stream_state: State in this epoch to continue from; None for its start.
             state_seconds: Seconds between two states that are kept, which may be large; None to keep none.
             change: Function applied to each batch.
+            is_repeated: Whether to read the stream again where it ends.
         """
-        self._source = source
+        self._read = read
         self._epoch = epoch
-        self._handler = StreamStateHandler.of(source)
-        self._load(stream_state)
-        self._batches = iter(source)
-        if self._handler is None:
-            self._handler = StreamStateHandler.of(self._batches)
-            self._load(stream_state)
+        self._is_repeated = is_repeated
+        self._open(stream_state)
         self.is_at_saved_state = stream_state is not None and self._handler is not None
         self.stream_state = stream_state if self.is_at_saved_state else None
         self.samples_read = 0 if self.stream_state is None else self.stream_state.samples_read
@@ -56,6 +58,16 @@ class StreamEpoch:
         self._state_seconds = state_seconds
         self._state_time: float | None = None
         self._change = change
+
+    def _open(self, stream_state: StreamState | None) -> None:
+        """Starts a reading, from the saved state if there is one."""
+        self._source = self._read()
+        self._handler = StreamStateHandler.of(self._source)
+        self._load(stream_state)
+        self._batches = iter(self._source)
+        if self._handler is None:
+            self._handler = StreamStateHandler.of(self._batches)
+            self._load(stream_state)
 
     def _load(self, stream_state: StreamState | None) -> None:
         if stream_state is not None and self._handler is not None:
@@ -71,7 +83,9 @@ class StreamEpoch:
         of the epoch and others the start of the next one.
         """
         state = self._state()
-        batch = next(self._batches)
+        batch = next(self._batches, _END)
+        if batch is _END:
+            state, batch = None, self._first_of_next_reading()
         if self._expected_sample is not None:
             self._require_expected(batch)
         if state is not None:
@@ -80,6 +94,23 @@ class StreamEpoch:
             )
         self.samples_read += rows_of(batch)
         return batch if self._change is None else self._change(batch)
+
+    def _first_of_next_reading(self) -> Any:
+        """The first batch of the next reading of a repeated stream; ends the iteration of others.
+
+        Raises:
+            DataError: The next reading has no batch.
+        """
+        if not self._is_repeated:
+            raise StopIteration
+        self._open(None)
+        batch = next(self._batches, _END)
+        if batch is _END:
+            raise DataError(
+                "data: the stream gave no batch when it was read again. Give one that starts anew in every"
+                " reading, such as a function that returns its iterator."
+            )
+        return batch
 
     def _state(self) -> Any:
         """The stream's state as JSON values, if one is due; after a warning, none is requested again."""

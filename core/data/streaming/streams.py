@@ -21,9 +21,13 @@ MOST_BYTES = 64 * 1024**2
 SILENT_SECONDS = 10.0
 """Seconds of counting samples before a warning: only the user knows whether the stream ends."""
 _STILL_COUNTING = (
-    "data: the stream is still being read to count its samples, {} so far. A stream that never ends needs an"
-    " end, such as itertools.islice(batches, number). For a large one, give the number of samples per epoch,"
-    " isotrain.sources.stream(batches, samples=N); then nothing is read to count them."
+    "data: the stream is still being read to count its samples, {} so far. For one that never ends, set"
+    " `epoch_steps` in the spec: the number of steps that count as an epoch. For a large one, give the number"
+    " of samples per epoch, isotrain.sources.stream(batches, samples=N). Then nothing is read to count them."
+)
+_NEVER_ENDS = (
+    "data: the tf.data.Dataset never ends. Set `epoch_steps` in the spec, the number of steps that count as"
+    " an epoch; or leave out repeat(), or add take(n)."
 )
 
 
@@ -38,7 +42,13 @@ class FirstEpoch:
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        """Reads all batches."""
+        """Reads all batches.
+
+        Raises:
+            DataError: They are a `tf.data.Dataset` that never ends.
+        """
+        if hasattr(batches, "cardinality") and int(batches.cardinality()) == -1:
+            raise DataError(_NEVER_ENDS)
         self.samples = 0
         self.batches: list[Any] | None = []
         free_bytes = MOST_BYTES
@@ -153,7 +163,10 @@ class BatchStream:
         if ahead is not None and ahead.batches is not None:
             self._next_epoch = 1
             if number == 0:
-                return StreamEpoch(ahead.batches, 0, None, state_seconds=None, change=self._change)
+                batches = ahead.batches
+                return StreamEpoch(
+                    lambda: batches, 0, None, state_seconds=None, change=self._change
+                )
         if stream_state is not None:
             reading = self._open_epoch(stream_state.epoch, stream_state, state_seconds)
             if reading.is_at_saved_state:
@@ -167,11 +180,29 @@ class BatchStream:
         self._next_epoch = number + 1
         return self._open_epoch(number, None, state_seconds)
 
+    def repeated(
+        self, stream_state: StreamState | None = None, *, state_seconds: float | None = None
+    ) -> StreamEpoch:
+        """The batches of the stream, which is read again where it ends: all as one epoch without an end.
+
+        Args:
+            stream_state: State to continue from, for streams that can return to one.
+            state_seconds: Seconds between two states that are kept while reading; None to keep none.
+        """
+        return StreamEpoch(
+            self._read,
+            0,
+            stream_state,
+            state_seconds=state_seconds,
+            change=self._change,
+            is_repeated=True,
+        )
+
     def _open_epoch(
         self, epoch: int, stream_state: StreamState | None, state_seconds: float | None
     ) -> StreamEpoch:
         return StreamEpoch(
-            self._read(), epoch, stream_state, state_seconds=state_seconds, change=self._change
+            self._read, epoch, stream_state, state_seconds=state_seconds, change=self._change
         )
 
 
@@ -186,8 +217,6 @@ def reader(value: Any) -> Callable[[], Iterable[Any]] | None:
     That is an iterable that is no iterator, such as a `tf.data.Dataset` or a torch `DataLoader`; a Keras
     `PyDataset`; or a function that returns an iterator.
     """
-    if hasattr(value, "as_numpy_iterator"):
-        return partial(_tf_dataset_batches, value)
     if any(kind.__name__ == "PyDataset" for kind in type(value).__mro__):
         return partial(_keras_batches, value)
     if isinstance(value, str | bytes | set | frozenset | type | Iterator):
@@ -262,10 +291,3 @@ def _keras_batches(dataset: Any) -> Iterator[Any]:
     for position in range(len(dataset)):
         yield dataset[position]
     dataset.on_epoch_end()
-
-
-def _tf_dataset_batches(dataset: Any) -> Iterator[Any]:
-    """The batches of a finite `tf.data.Dataset`, as TensorFlow tensors; a `DataError` for an infinite one."""
-    if int(dataset.cardinality()) == -1:
-        raise DataError("data: the tf.data.Dataset never ends; leave out repeat(), or add take(n).")
-    return iter(dataset)

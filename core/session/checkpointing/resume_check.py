@@ -21,7 +21,7 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 _MUST_MATCH = (
     *("model", "model_args", "call", "loss", "objective", "precision", "seed"),
-    *("data", "data_args", "shuffle", "drop_remainder"),
+    *("data", "data_args", "shuffle", "drop_remainder", "epoch_steps"),
 )
 """Spec fields that must not change: state, or the position in the data, would lose their meaning."""
 _REFERENCES = ("model", "call", "loss", "objective", "data")

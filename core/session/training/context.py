@@ -15,6 +15,7 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
+from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import PluginError, first_of
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
@@ -148,8 +149,13 @@ def _model_stats(
 ) -> ModelStats:
     weights = group.describe_state(("trainable",)).values()
     train = loaders.data.train
+    is_uncounted = (
+        train is None
+        or isinstance(train, ShardedStream)
+        or (isinstance(train, BatchStream) and spec.epoch_steps is not None)
+    )
     return ModelStats(
-        samples=None if train is None or isinstance(train, ShardedStream) else len(train),
+        samples=None if is_uncounted else len(train),
         parameters=sum(weight.size for weight in weights),
         gradient_bytes=sum(weight.full_nbytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],

@@ -134,6 +134,7 @@ class DataLoaders:
             and not self._spec.silences(TRANSFORM),
             epochs=self._spec.epochs,
             steps=self._spec.steps,
+            epoch_steps=self._spec.epoch_steps,
             to_device=to_device,
             is_on_device=never_on_device if to_device is None else self._group.is_on_device,
             shares_cores=self._shares_cores,

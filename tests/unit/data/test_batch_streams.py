@@ -247,7 +247,7 @@ def test_an_epoch_too_large_to_keep_is_noted(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_possibly_endless_stream_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_epoch, "SILENT_SECONDS", -1.0)
-    with pytest.warns(match=r"count its samples, 3 so far.*itertools.islice") as told:
+    with pytest.warns(match=r"count its samples, 3 so far.*epoch_steps") as told:
         assert len(as_source(Uneven())) == 20
     assert [warning.filename for warning in told] == [streams.__file__]  # ours, which events tell
 
