@@ -60,6 +60,15 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def describe_exit(exit_code: int) -> str:
+    """The end of a process before its work was done, as a predicate; a negative code is a signal."""
+    if exit_code == -signal.SIGKILL:
+        return "was ended by SIGKILL (kill -9, or the system ran out of memory)"
+    if exit_code < 0:
+        return f"was ended by {signal_name(-exit_code)}"
+    return f"ended with exit code {exit_code} before its work was done"
+
+
 def output_tail(text: str) -> str:
     """The last five lines of a process's output, joined into one; "nothing" if there are none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -14,7 +14,7 @@ from isotrain.core.contracts.process import Role
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.errors import EndedError, NotANumberError, RunFailedError
 from isotrain.core.launching.supervision.monitored_process import MonitoredProcess
-from isotrain.core.system.process import signal_name
+from isotrain.core.system.process import describe_exit
 
 _LOG_LINES = 30
 _WARNING_PATTERN = r".*:[0-9]+: [A-Za-z]*Warning: |  (warnings\.|self\.|return )"
@@ -140,7 +140,7 @@ def verdict(watched: RankStatus) -> str:
     if watched.died_silently:
         if exit_code is None:
             return "is gone: its connection to rank 0 was closed"
-        return _describe_exit(exit_code)
+        return describe_exit(exit_code)
     if watched.process.is_stopped:
         silent = time.monotonic() - watched.last_heard
         contact = (
@@ -148,14 +148,6 @@ def verdict(watched: RankStatus) -> str:
         )
         return f"is suspended (SIGSTOP) and {contact}"
     return watched.lost or "did nothing wrong"
-
-
-def _describe_exit(exit_code: int) -> str:
-    if exit_code == -signal.SIGKILL:
-        return "was ended by SIGKILL (kill -9, or the system ran out of memory)"
-    if exit_code < 0:
-        return f"was ended by {signal_name(-exit_code)}"
-    return f"ended with exit code {exit_code} before its work was done"
 
 
 def run_failure(culprit: RankStatus, statuses: Sequence[RankStatus]) -> RunFailedError:

@@ -1,0 +1,219 @@
+"""A channel of two processes of one host: JSON values over a Unix socket, arrays in shared memory.
+
+The memory is anonymous (`memfd_create`), and its descriptors travel over the socket. So it has no name in
+/dev/shm and no size limit but that of memory, and the kernel frees it when the last process that has it ends,
+however that ends. The end of the socket's stream tells each process that the other is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from isotrain.core.errors import DataError
+from isotrain.core.system.process import poll_readable
+
+_INLINE_BYTES = 4096  # up to this size, arrays follow the header on the socket
+_ALIGNMENT = 64
+_LENGTHS = struct.Struct("=II")
+_READ_BYTES = 1 << 16
+
+
+class ChannelClosedError(EOFError):
+    """The other end is closed, or its process has ended."""
+
+
+class Message(NamedTuple):
+    """A received message.
+
+    Attributes:
+        header: JSON values.
+        arrays: Arrays of any shapes and dtypes; those in shared memory may be written to, and the memory is
+            used again when nothing refers to it any more.
+    """
+
+    header: dict[str, Any]
+    arrays: list[np.ndarray]
+
+
+class _Block:
+    """Shared memory of this process, which the sender of its descriptor writes."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Maps `size` bytes; the descriptor may be closed afterwards."""
+        self.size = size
+        self._pages = mmap.mmap(descriptor, size)
+
+    def bytes(self) -> np.ndarray:
+        """A new array of all bytes, uint8 [size]; NumPy keeps it as the `base` of all views of it."""
+        return np.frombuffer(self._pages, np.uint8)
+
+
+class Channel:
+    """One end of a channel; not for several threads at once.
+
+    Each end writes arrays to blocks of its own. The receiver reports with its next message which blocks
+    nothing refers to any more; these are written again, and others are created as they are needed.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Takes over a connected Unix stream socket."""
+        self._socket = connection
+        self._unread = bytearray()
+        self._descriptors: deque[int] = deque()
+        self._written: dict[int, _Block] = {}
+        self._free: list[
+            int
+        ] = []  # numbers of written blocks to which the receiver has no reference
+        self._read: dict[int, _Block] = {}
+        self._released: deque[int] = deque()
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Both ends of a new channel."""
+        first, second = socket.socketpair()
+        return cls(first), cls(second)
+
+    def fileno(self) -> int:
+        """File descriptor of the socket, for selectors."""
+        return self._socket.fileno()
+
+    def send(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
+        """Sends JSON values, and arrays of any shapes and of dtypes without Python objects.
+
+        Raises:
+            ChannelClosedError: The other end is closed.
+            DataError: There is no memory for the arrays.
+        """
+        arrays = [np.asarray(array) for array in arrays]
+        starts, size = _layout(arrays)
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        shapes = [[a.dtype.str, a.shape, start] for a, start in zip(arrays, starts, strict=True)]
+        envelope: dict[str, Any] = {"header": header, "arrays": shapes, "released": released}
+        descriptor, inline = None, np.empty(0, np.uint8)
+        if size <= _INLINE_BYTES:
+            memory = inline = np.empty(size, np.uint8)
+        else:
+            number, descriptor = self._block_for(size)
+            envelope |= {"block": number, "size": self._written[number].size}
+            memory = self._written[number].bytes()
+        for array, target in zip(arrays, _views(memory, shapes), strict=True):
+            np.copyto(target, array)
+        text = json.dumps(envelope).encode()
+        try:
+            self._send(_LENGTHS.pack(len(text), len(inline)) + text + inline.tobytes(), descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def receive(self, seconds: float | None = None) -> Message | None:
+        """Waits for the next message for so many seconds (None: no limit); None if there is none by then.
+
+        Raises:
+            ChannelClosedError: The other end is closed, and all its messages were received.
+        """
+        while (frame := self._next_frame()) is None:
+            if not poll_readable([self.fileno()], seconds):
+                return None
+            self._read_socket()
+        text, inline = frame
+        envelope = json.loads(text)
+        self._free += envelope["released"]
+        if (number := envelope.get("block")) is None:
+            return Message(envelope["header"], _views(np.array(inline), envelope["arrays"]))
+        block = self._read.get(number)
+        if block is None or block.size != envelope["size"]:
+            descriptor = self._descriptors.popleft()
+            block = self._read[number] = _Block(descriptor, envelope["size"])
+            os.close(descriptor)
+        memory = block.bytes()
+        weakref.finalize(memory, self._released.append, number).atexit = False
+        return Message(envelope["header"], _views(memory, envelope["arrays"]))
+
+    def close(self) -> None:
+        """Closes this end; arrays that were received stay valid."""
+        self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        for blocks in (self._descriptors, self._written, self._read):
+            blocks.clear()
+
+    def _block_for(self, size: int) -> tuple[int, int | None]:
+        """The number of a free block of at least `size` bytes, and its descriptor if it is new."""
+        fitting = [number for number in self._free if self._written[number].size >= size]
+        if fitting:
+            self._free.remove(fitting[0])
+            return fitting[0], None
+        number = self._free.pop() if self._free else len(self._written)
+        size += -size % mmap.PAGESIZE
+        if number in self._written:  # replaced by a larger one
+            size = max(size, self._written[number].size * 5 // 4)
+            size += -size % mmap.PAGESIZE
+        descriptor = os.memfd_create("isotrain-samples", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            self._written[number] = _Block(descriptor, size)
+        except OSError as error:
+            os.close(descriptor)
+            self._free += [number] if number in self._written else []
+            raise DataError(
+                f"data: no memory for {size / 2**20:.1f} MiB of samples ({error.strerror}): lower"
+                " loader.workers or loader.prefetch, or the batch size."
+            ) from error
+        return number, descriptor
+
+    def _send(self, data: bytes, descriptor: int | None) -> None:
+        try:
+            descriptors = [] if descriptor is None else [descriptor]
+            sent = socket.send_fds(self._socket, [data], descriptors)
+            self._socket.sendall(memoryview(data)[sent:])
+        except OSError as error:
+            raise ChannelClosedError from error
+
+    def _read_socket(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self._socket, _READ_BYTES, 16, socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as error:
+            raise ChannelClosedError from error
+        self._descriptors += descriptors
+        if not data:
+            raise ChannelClosedError
+        self._unread += data
+
+    def _next_frame(self) -> tuple[bytes, np.ndarray] | None:
+        """The next message's JSON text and inline bytes (uint8); None before all of it is read."""
+        if len(self._unread) < _LENGTHS.size:
+            return None
+        text_size, inline_size = _LENGTHS.unpack_from(self._unread)
+        start = _LENGTHS.size + text_size
+        if len(self._unread) < start + inline_size:
+            return None
+        frame = bytes(self._unread[: start + inline_size])
+        del self._unread[: start + inline_size]
+        return frame[_LENGTHS.size : start], np.frombuffer(frame, np.uint8, offset=start)
+
+
+def _layout(arrays: Sequence[np.ndarray]) -> tuple[list[int], int]:
+    """The first byte of each array in a block, and the bytes of all."""
+    starts, size = [], 0
+    for array in arrays:
+        size += -size % _ALIGNMENT
+        starts.append(size)
+        size += array.nbytes
+    return starts, size
+
+
+def _views(memory: np.ndarray, shapes: Sequence[Any]) -> list[np.ndarray]:
+    """Arrays of [dtype, shape, first byte] in memory, uint8 [size]."""
+    return [np.ndarray(shape, dtype, memory, start) for dtype, shape, start in shapes]
