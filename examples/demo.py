@@ -36,7 +36,6 @@ class Cell:
     replicas: int
     final_loss: float | None = None
     accuracy: float | None = None
-    samples_per_s: float | None = None
     apart: float | None = None
     reason: str | None = None
 
@@ -53,7 +52,6 @@ def train(cell: Cell, epochs: int, quiet: bool) -> list[float]:
         return []
     cell.final_loss = result.final_loss
     cell.accuracy = result.metrics["validation_accuracy"]
-    cell.samples_per_s = result.timings["samples_per_s"]
     return result.history.loss
 
 
@@ -87,7 +85,7 @@ def print_table(cells: Sequence[Cell]) -> None:
 
     table = Table(title="handwritten digits, one core per replica")
     table.add_column("backend")
-    for name in ("replicas", "final loss", "accuracy", "samples/s", "curves apart"):
+    for name in ("replicas", "final loss", "accuracy", "curves apart"):
         table.add_column(name, justify="right")
     for cell in cells:
         table.add_row(cell.backend, str(cell.replicas), *facts(cell))
@@ -102,7 +100,7 @@ def facts(cell: Cell) -> list[str]:
     if cell.reason:
         return ["failed"]
     apart = f"{cell.apart:.1e}" if cell.apart else "0"
-    return [f"{cell.final_loss:.6f}", f"{cell.accuracy:.4f}", f"{cell.samples_per_s:.0f}", apart]
+    return [f"{cell.final_loss:.6f}", f"{cell.accuracy:.4f}", apart]
 
 
 def first_line(cell: Cell) -> str:

@@ -119,7 +119,7 @@ class Cell:
             for `bytes` over n replicas (as in nccl-tests); None with one replica.
         exchanged_bytes: Bytes that each replica sends per step, from the plan.
         losses: Mean loss of every global batch of the first steps.
-        final_loss: Last of `losses`.
+        last_loss: Last of `losses`.
         metrics: Training metrics over the same steps, by name; validation metrics after them as
             `validation_<name>`.
         loss_difference: Largest relative difference of `losses` to the reference cell's.
@@ -153,7 +153,7 @@ class Cell:
     bus_bandwidth: Estimate | None = None
     exchanged_bytes: float | None = None
     losses: list[float] = field(default_factory=list)
-    final_loss: float | None = None
+    last_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     loss_difference: float | None = None
     timeline: list[Span] = field(default_factory=list)

@@ -25,7 +25,7 @@ from isotrain.core.json_records import read_json, record
 from isotrain.core.reporting.tables import data_frame
 
 _PLAIN = ("name", "backend", "collective", "replicas", "strategy", "python", "status", "reason")
-_NUMBERS = ("exchanged_bytes", "final_loss", "loss_difference")
+_NUMBERS = ("exchanged_bytes", "last_loss", "loss_difference")
 _LATEST = 4e9
 """Seconds since 1970: in the year 2096."""
 _MOST = 1e30

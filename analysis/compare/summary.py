@@ -121,7 +121,7 @@ def with_run(cell: Cell, raw: Mapping[str, Any], times: RunTimes) -> Cell:
         collective=main["plan"]["collective"],
         exchanged_bytes=main["plan"]["exchanged_bytes_per_step"],
         losses=main["losses"],
-        final_loss=main["losses"][-1],
+        last_loss=main["losses"][-1],
         metrics=main["metrics"],
         timeline=_timeline(raw["ranks"]),
         plan=main["plan"],

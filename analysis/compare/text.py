@@ -99,7 +99,7 @@ def _cost(cell: Cell) -> tuple[str, ...]:
         _value(cell.memory_per_replica, 2**-20),
         _value(cell.cpu_s_per_sample, _MILLI),
         _value(cell.all_reduce_s, _MILLI),
-        _NONE if cell.final_loss is None else f"{cell.final_loss:.6g}",
+        _NONE if cell.last_loss is None else f"{cell.last_loss:.6g}",
         _NONE if cell.loss_difference is None else f"{cell.loss_difference:.1e}",
     )
 

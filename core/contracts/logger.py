@@ -65,7 +65,8 @@ class Logger:
         Args:
             epoch: Index of the epoch, from 0.
             step: Number of steps done.
-            metrics: Metric name to mean over the epoch; evaluation metrics are named `validation_*`.
+            metrics: Mean of the training loss (`loss`) and of each metric over the epoch, by name; evaluation
+                metrics are named `validation_*`.
         """
 
     def failed(self, message: str) -> None:

@@ -62,7 +62,9 @@ class EventDispatcher:
             records = list(zip(event.steps, event.values, strict=True))
             self._call_loggers("scalars_logged", records, steps=len(records))
         elif isinstance(event, EpochEnded):
-            epoch, done, metrics = event.epoch, event.done, event.metrics
+            epoch, done = event.epoch, event.done
+            loss = {} if event.loss is None else {"loss": event.loss}
+            metrics = {**loss, **event.metrics}
             self._call_hook("isotrain_epoch_ended", epoch=epoch, step=done, metrics=metrics)
             self._call_loggers("epoch_ended", epoch, done, metrics, steps=1)
         elif isinstance(event, CheckpointSaved):

@@ -62,7 +62,7 @@ def isotrain_run_started(plan: dict[str, Any], run_directory: str) -> None:
 def isotrain_epoch_ended(
     epoch: int, step: int, metrics: dict[str, float], run_directory: str
 ) -> None:
-    """An epoch ended; `metrics` are its means, those of the evaluation named `validation_*`."""
+    """An epoch ended; `metrics` are its means: `loss`, metrics, and of the evaluation `validation_*`."""
 
 
 @hookspec

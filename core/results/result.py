@@ -54,6 +54,7 @@ class _StoredResult:
     """The fields of a `RunResult` that its file has; the run directory is where that file is."""
 
     final_loss: float
+    last_loss: float
     metrics: dict[str, float]
     strategy_report: dict[str, Any]
     stopped_early: bool
@@ -68,7 +69,8 @@ class RunResult(_StoredResult):
     """The result of a run.
 
     Attributes:
-        final_loss: Mean loss of the last step's global batch.
+        final_loss: Mean loss over the samples of the last epoch, each as it was when it was trained on.
+        last_loss: Mean loss of the last step's global batch.
         metrics: Metrics of the last epoch, by name.
         strategy_report: Measurements of the strategy; empty for most.
         stopped_early: Whether the run ended well before its last step: by early stopping, `session.stop` or

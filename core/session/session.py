@@ -586,19 +586,23 @@ class Session:
         """Prefixes of the names of `validate`: `validation_`, and `validation_NAME_` of a named set."""
         return tuple(self._session_context.loaders.data.all_validation)
 
-    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> float | None:
         """Adds an epoch's metrics to the run's history, and reports all its steps.
 
         It calls `reduce_on_plateau` with these metrics.
+
+        Returns:
+            On rank 0 the mean loss over the samples of the epoch, each as it was when it was trained on;
+            None on the others, and where no step of the epoch counts.
         """
         self.reduce_on_plateau(metrics)
         self._step_logger.flush()
-        if self.is_main:
-            done, reports = self.steps_done, self._step_logger
-            loss = self.last_loss if reports.is_silent else reports.epoch_loss()
-            self._reporter.emit(
-                EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
-            )
+        if not self.is_main:
+            return None
+        done, reports = self.steps_done, self._step_logger
+        loss = self.last_loss if reports.is_silent else reports.epoch_loss()
+        self._reporter.emit(EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss))
+        return loss
 
     def reduce_on_plateau(self, metrics: Mapping[str, float]) -> None:
         """Lowers the learning rate of schedule `plateau` if its metric has stopped improving. Local.

@@ -97,9 +97,11 @@ def train(session: Session) -> dict[str, Any] | None:
         last_weights.save_if_possible()
         raise
     weights_error = _save_final_weights(session, last_weights)
-    assert session.last_loss is not None
+    last_loss, epoch_loss = session.last_loss, session.notes.get("loss")
+    assert last_loss is not None
     result = RunResult(
-        final_loss=session.last_loss,
+        final_loss=last_loss if epoch_loss is None else epoch_loss,
+        last_loss=last_loss,
         metrics=metrics,
         strategy_report=session.strategy_report,
         stopped_early=session.steps_done < session.total_steps,

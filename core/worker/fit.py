@@ -22,6 +22,8 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dic
 
     Saves checkpoints, keeps the best weights and stops early as the spec says.
 
+    The mean loss of the last epoch is in `session.notes["loss"]` of rank 0.
+
     Returns:
         The metrics of the last epoch by name, those of the evaluation as `validation_<name>`.
     """
@@ -49,7 +51,7 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dic
                 session.reduce_on_plateau(evaluated)
         if ends_epoch:
             metrics = session.notes["metrics"] = measured
-            session.end_epoch(batch.epoch, metrics)
+            session.notes["loss"] = session.end_epoch(batch.epoch, metrics)
             on_epoch_end()
             callbacks.call("on_epoch", session, batch.epoch, metrics)
         is_best = tracker.update(measured)

@@ -163,7 +163,7 @@ def test_training_is_the_same_in_every_cell(found: tuple[Comparison, Path, str])
     assert len(first.losses) == 5
     assert len(set(first.losses)) == 5
     assert first.loss_difference == 0.0
-    assert first.final_loss == first.losses[-1]
+    assert first.last_loss == first.losses[-1]
     assert set(first.metrics) == {
         *("mean_absolute_error", "validation_mean_absolute_error", "validation_loss")
     }

@@ -374,7 +374,7 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
     cells = found["cells"]
     assert [(cell["backend"], cell["replicas"]) for cell in cells] == [(b, 2) for b in backends]
     assert cells[0]["apart"] == 0
-    assert all(cell["apart"] < 1e-4 and cell["samples_per_s"] > 0 for cell in cells)
+    assert all(cell["apart"] < 1e-4 for cell in cells)
     assert found["agree"]
 
 

@@ -132,7 +132,7 @@ def test_unwritable_weights_lose_nothing_else(tmp_path: Path) -> None:
         isotrain.run(given, backend="reference", replicas=2, run_directory=folder)
     result = isotrain.read_result(folder)
     assert failed.value.result.to_dict() == result.to_dict()
-    assert result.history.loss[-1] == pytest.approx(result.final_loss)
+    assert result.history.loss[-1] == pytest.approx(result.last_loss)
     found = summarize_run(folder)
     assert (found.state, found.done) == ("failed", 2)
     assert "all steps were taken" in (found.why or "")

@@ -159,16 +159,16 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def final_loss(*arguments: str) -> float:
+    def last_loss(*arguments: str) -> float:
         options = ("--set", "epochs=12", "--set", "threads=1", "--json")
-        loss: float = json.loads(told(*arguments, *options).splitlines()[-1])["final_loss"]
+        loss: float = json.loads(told(*arguments, *options).splitlines()[-1])["last_loss"]
         return loss
 
     assert "lookahead" in told(*plan)
     assert run[2:4] == ["--backend", "horovod-torch"]
     assert compare[2:12:2] == ["--backend"] * 5
     backends = compare[3:12:2]
-    losses = {each: final_loss(*run[:3], each, *run[4:]) for each in backends}
+    losses = {each: last_loss(*run[:3], each, *run[4:]) for each in backends}
     assert len(losses) == 5
     assert losses[run[3]] < 1
     assert losses == pytest.approx(dict.fromkeys(losses, losses[run[3]]), rel=1e-4)
@@ -179,7 +179,7 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
         (each, "finished") for each in ("torch-ddp", "tf-mirrored")
     ]
     for cell in cells:
-        assert cell["final_loss"] == pytest.approx(losses[run[3]], rel=1e-4)
+        assert cell["last_loss"] == pytest.approx(losses[run[3]], rel=1e-4)
 
 
 def test_the_page_has_the_code_of_a_new_backend(tmp_path: Path) -> None:

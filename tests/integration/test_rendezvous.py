@@ -289,7 +289,7 @@ def test_the_command_line_rendezvous_saves_and_resumes(tmp_path: Path) -> None:
         more = ["--run-dir", "run", "--resume", "auto"]
         started = Started("torchrun", 2, [*COMMAND, *more], tmp_path)
         assert started.ended() == [0, 0], started.said(0) + started.said(1)
-        losses.append(isotrain.read_result(tmp_path / "run").final_loss)
+        losses.append(isotrain.read_result(tmp_path / "run").last_loss)
     assert "resumed after step 8" in started.said(0)
     assert losses[1] == pytest.approx(local(tmp_path)["loss"], rel=1e-12)
 

@@ -205,7 +205,7 @@ def parameter_server_epoch(backend: str, folder: Path) -> dict[str, float]:
     found = isotrain.run(
         spec, backend=backend, replicas=2, run_directory=folder, on_event=lambda _: None
     )
-    return {"final loss": found.final_loss, **found.metrics}
+    return {"final loss": found.last_loss, **found.metrics}
 
 
 def main() -> None:

@@ -166,7 +166,7 @@ def test_few_steps_wait_for_a_slow_logger(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.warns(UserWarning, match="'slow': it was too slow: 10 .* and 3984 were dropped"):
         run_past_it()
     steps = [("steps_done", first, told, told) for first in (0, 4)]
-    ended = ("epoch_ended", 0, 3992, {})
+    ended = ("epoch_ended", 0, 3992, {"loss": 0.5})
     assert logger.calls[1:] == [*steps, ended, ("finished", None)]
 
 
@@ -184,8 +184,14 @@ def test_csv(tmp_path: Path) -> None:
         ]
     with (tmp_path / "epochs.csv").open(newline="") as stream:
         assert list(csv.DictReader(stream)) == [
-            {"epoch": "0", "step": "2", "accuracy": "0.5", "validation_loss": ""},
-            {"epoch": "1", "step": "3", "accuracy": "0.75", "validation_loss": "4"},
+            {"epoch": "0", "step": "2", "loss": "1.5", "accuracy": "0.5", "validation_loss": ""},
+            {
+                "epoch": "1",
+                "step": "3",
+                "loss": "300.0",
+                "accuracy": "0.75",
+                "validation_loss": "4",
+            },
         ]
 
 
@@ -193,7 +199,7 @@ def test_json_lines(tmp_path: Path) -> None:
     run(tmp_path, JsonLinesLogger())
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[1] == {"step": 1, "loss": 1.5, "learning_rate": 0.25}
-    assert lines[2] == {"epoch": 0, "step": 2, "accuracy": 0.5}
+    assert lines[2] == {"epoch": 0, "step": 2, "loss": 1.5, "accuracy": 0.5}
     assert lines[4:6] == [{"step": 2, "kl": 0.5}, {"step": 2, "norm": 4.0}]
     assert len(lines) == 7
 
@@ -273,10 +279,15 @@ def test_tensorboard_as_tensorflow_reads_it(tmp_path: Path) -> None:
         ["brain.Event:2"],
         *([0, "loss", 2.0], [0, "learning_rate", 0.5]),
         *([1, "loss", 1.5], [1, "learning_rate", 0.25]),
-        *([2, "epoch", 0.0], [2, "epoch/accuracy", 0.5]),
+        *([2, "epoch", 0.0], [2, "epoch/loss", 1.5], [2, "epoch/accuracy", 0.5]),
         *([2, "loss", 300.0], [2, "learning_rate", 0.125]),
         *([2, "kl", 0.5], [2, "norm", 4.0]),
-        *([3, "epoch", 1.0], [3, "epoch/accuracy", 0.75], [3, "epoch/validation_loss", 4.0]),
+        *(
+            [3, "epoch", 1.0],
+            [3, "epoch/loss", 300.0],
+            [3, "epoch/accuracy", 0.75],
+            [3, "epoch/validation_loss", 4.0],
+        ),
     ]
 
 
@@ -327,11 +338,17 @@ def test_wandb_offline(tmp_path: Path) -> None:
     assert list(wandb_records(files[0])) == [
         {"step": 0, "loss": 2.0, "learning_rate": 0.5},
         {"step": 1, "loss": 1.5, "learning_rate": 0.25},
-        {"step": 2, "epoch": 0, "epoch/accuracy": 0.5},
+        {"step": 2, "epoch": 0, "epoch/loss": 1.5, "epoch/accuracy": 0.5},
         {"step": 2, "loss": 300.0, "learning_rate": 0.125},
         {"step": 2, "kl": 0.5},
         {"step": 2, "norm": 4.0},
-        {"step": 3, "epoch": 1, "epoch/accuracy": 0.75, "epoch/validation_loss": 4},
+        {
+            "step": 3,
+            "epoch": 1,
+            "epoch/loss": 300.0,
+            "epoch/accuracy": 0.75,
+            "epoch/validation_loss": 4,
+        },
     ]
 
 

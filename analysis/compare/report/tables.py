@@ -75,7 +75,7 @@ def groups(cells: Iterable[Cell]) -> list[TableSection]:
     cells = list(cells)
     metrics = dict.fromkeys(name for cell in cells for name in cell.metrics)
     result = (
-        TableColumn("final loss", "loss", lambda c: c.final_loss),
+        TableColumn("loss of the last compared step", "loss", lambda c: c.last_loss),
         *(TableColumn(name, "loss", _metric(name)) for name in metrics),
         TableColumn("loss, difference to the reference", "difference", lambda c: c.loss_difference),
     )

@@ -65,7 +65,10 @@ def test_run_prints_json_events(folder: Path) -> None:
     assert [event["first"] for event in steps[:1]] == [0]
     losses = [loss for event in steps for loss in event["losses"]]
     assert len(losses) == 3
-    assert result["final_loss"] == losses[-1]
+    assert result["last_loss"] == losses[-1]
+    sizes = 4, 4, 2
+    total = sum(loss * size for loss, size in zip(losses, sizes, strict=True))
+    assert result["final_loss"] == pytest.approx(total / 10)
     assert result["run_directory"] == str(folder / "out")
 
 
@@ -113,7 +116,7 @@ def test_chosen_ranks_are_shown_and_the_run_is_listed(folder: Path) -> None:
     (listed,) = json.loads(in_process("runs", "--json", folder=folder).stdout)["runs"]
     assert listed["step"] == listed["total_steps"] == 6
     result = json.loads((folder / "runs" / "two" / "result.json").read_text())
-    assert (listed["state"], listed["loss"]) == ("finished", result["final_loss"])
+    assert (listed["state"], listed["loss"]) == ("finished", result["last_loss"])
     refused = in_process("run", "small.json", *arguments[:4], "--ranks", "0,2", folder=folder)
     assert refused.returncode == ExitCode.USAGE
     assert "ranks: 2 is no rank of this run; expected 0 to 1" in refused.stderr
