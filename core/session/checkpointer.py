@@ -123,7 +123,7 @@ class Checkpointer:
             fixed_rate=trainer_state.fixed_rate,
             plateau_fractions=dict(trainer_state.plateau_fractions),
             skipped_steps=trainer_state.skipped_steps,
-            skipped_in_a_row=trainer_state.skipped_in_a_row,
+            skipped_in_a_row=dict(trainer_state.skipped_in_a_row),
             averaged=self._average.count,
             values={name: float(value) for name, value in (trainer_state.values or {}).items()},
             frozen=list(trainer_state.frozen),
@@ -202,7 +202,7 @@ class Checkpointer:
         trainer_state.fixed_rate = saved.fixed_rate
         trainer_state.plateau_fractions = dict(saved.plateau_fractions)
         trainer_state.skipped_steps = saved.skipped_steps
-        trainer_state.skipped_in_a_row = saved.skipped_in_a_row
+        trainer_state.skipped_in_a_row = dict(saved.skipped_in_a_row)
         trainer_state.values = saved.values
         trainer_state.best_steps = list(saved.best_steps) if is_from_this_run else []
         self._step_logger.resume_from(saved.step, saved.epoch_loss, saved.epoch_samples)

@@ -221,6 +221,29 @@ def test_frozen_layers_compute_as_in_evaluation(
             assert loss == pytest.approx(expected, rel=1e-6)
 
 
+def by_gradients(session: isotrain.Session) -> State:
+    """Statistics of a frozen layer, as changes over steps of gradients of slices of unequal sizes."""
+    before: State = {}
+    for batch in session.batches():
+        if batch.step == FROM:
+            session.freeze("*first*")
+            before = _layer(session.read_state(["non-trainable"]), "first")
+        session.apply_gradients(batch, *session.gradients(batch))
+    after = _layer(session.read_state(["non-trainable"]), "first")
+    return {name: after[name] - value for name, value in before.items() if value.dtype.kind == "f"}
+
+
+@pytest.mark.parametrize(("backend", "fields"), NORMALIZED[:3])
+@pytest.mark.parametrize("on_nan", ["stop", pytest.param("skip", marks=pytest.mark.slow)])
+def test_gradients_leave_frozen_statistics(
+    tmp_path: Path, backend: str, fields: dict[str, Any], on_nan: str
+) -> None:
+    fields = {"global_batch_size": 7, "drop_remainder": True, "epochs": 6, **fields}
+    changes = launch(by_gradients, tmp_path, 3, backend, ema=0.5, on_nan=on_nan, **fields)
+    assert changes
+    assert all(not change.any() for change in changes.values())
+
+
 def until(session: isotrain.Session, last: int, saves: bool) -> State:
     """State after some steps: frozen before the first, and unfrozen before the sixth."""
     if saves or not session.steps_done:

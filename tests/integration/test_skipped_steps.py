@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from integration.session_specs import spec
+from integration.session_specs import launch, net, samples, spec
 
 import isotrain
 from isotrain.testing.reference.layers import BatchNormalization, Dense
@@ -61,6 +62,106 @@ def test_a_skipped_step_changes_nothing() -> None:
     assert all(np.array_equal(before[name], value) for name, value in after.items())
     assert all(np.isfinite(value).all() for value in trained.values())
     assert not np.array_equal(trained["first/kernel"], after["first/kernel"])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:step .* is skipped")
+def test_gradients_of_a_loop_that_are_not_applied_leave_no_statistics() -> None:
+    with isotrain.open_session(skipping(), backend="reference") as session:
+        batches = session.batches()
+        session.step(next(batches))
+        before = session.read_state()
+        batch = next(batches)
+        for _ in range(2):
+            gradients, loss = session.gradients(batch)
+        session.apply_gradients(batch, gradients, loss)
+        assert session.skipped_steps == 1
+        after = session.read_state()
+    assert all(np.array_equal(before[name], value) for name, value in after.items())
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:step .* is skipped")
+def test_averages_of_weights_take_no_skipped_step() -> None:
+    with isotrain.open_session(skipping(ema=0.5), backend="reference") as session:
+        averages = []
+        for batch in session.batches():
+            session.step(batch)
+            with session.averaged():
+                averages.append(session.read_state(["trainable"])["last/kernel"])
+    moved = [not np.array_equal(a, b) for a, b in itertools.pairwise(averages)]
+    assert moved == [False, False, True] * 2 + [False, False]
+
+
+def recurrent() -> Any:
+    """A linear layer that keeps its last output, where Python has no attribute before the first call."""
+    import torch
+
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.nn.Linear(3, 1)
+            self.outputs: Any = None
+            self.calls = 0
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            before = 0.0 if self.outputs is None else self.outputs.mean()
+            outputs = self.last(inputs) + before
+            self.outputs = outputs.detach()
+            self.calls += 1
+            return outputs
+
+    return Recurrent()
+
+
+def broken_first() -> tuple[np.ndarray, np.ndarray]:
+    features, targets = np.ones((12, 3)), np.ones((12, 1))
+    features[1] = np.nan
+    return features, targets
+
+
+def steps_of_a_recurrent_model(session: isotrain.Session) -> list[Any]:
+    calls = []
+    for batch in session.batches():
+        session.step(batch)
+        calls.append(session.model.calls)
+    return [session.skipped_steps, session.last_loss, calls, session.metrics()]
+
+
+@pytest.mark.filterwarnings("ignore:step .* is skipped")
+def test_state_that_a_skipped_step_creates_is_removed(tmp_path: Path) -> None:
+    fields = {"model": {"torch": recurrent}, "metrics": ["mean_squared_error"], "epochs": 1}
+    program = skipping(data=broken_first, **fields)
+    skipped, loss, calls, metrics = launch(
+        steps_of_a_recurrent_model, tmp_path, 1, "torch-ddp", **program
+    )
+    assert (skipped, calls) == (1, [0, 1, 2])
+    assert np.isfinite([loss, *metrics.values()]).all()
+
+
+def first_part(model: Any, batch: Any) -> Any:
+    return (model(batch[0]) - batch[1]) ** 2
+
+
+def broken_part(model: Any, batch: Any) -> Any:
+    return (model(batch[0]) - batch[1]) ** 2 * float("nan")
+
+
+def test_each_update_has_its_steps_in_a_row(tmp_path: Path) -> None:
+    def trained(session: isotrain.Session) -> tuple[int, str]:
+        try:
+            for batch in session.batches():
+                session.step(batch)
+        except isotrain.NotANumberError as error:
+            return session.skipped_steps, str(error)
+        return session.skipped_steps, ""
+
+    updates = {
+        "good": {"objective": first_part, "weights": "*last*"},
+        "bad": {"objective": broken_part, "weights": "*first*"},
+    }
+    program = skipping(model=net, data=samples, loss=None, updates=updates, epochs=5)
+    skipped, error = launch(trained, tmp_path, 1, "torch-ddp", **program)
+    assert skipped == 10
+    assert error.startswith("update bad of step 9 is the last of 10 in a row")
 
 
 def test_they_are_recorded_and_counted_over_a_resume(tmp_path: Path) -> None:

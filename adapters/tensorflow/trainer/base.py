@@ -438,6 +438,8 @@ class ReplicaTrainer:
             return self._values
         if name == "statistics":
             return self.statistics
+        if name == "changing-statistics":
+            return self._changing_statistics
         variables = self.update.variables
         return [
             variable for variable in variables if variable.dtype.is_floating and variable.shape.rank

@@ -413,6 +413,15 @@ class TorchReplicaGroup(ReplicaGroup):
         for parameter in self.trainer.updated:
             parameter.grad = None
 
+    def savepoint(self) -> Callable[[], None]:
+        restore, restore_carry = super().savepoint(), self.trainer.carry.savepoint()
+
+        def restore_all() -> None:
+            restore()
+            restore_carry()
+
+        return restore_all
+
     @contextlib.contextmanager
     def preserving_training_state(self) -> Iterator[None]:
         changed = [*self._local_frozen(), *self._metrics.sums()]

@@ -156,6 +156,8 @@ class ReplicaTrainer(ABC):
             return list(self.trainable.values())
         if name == "statistics":
             return self.statistics
+        if name == "changing-statistics":
+            return self.changing_statistics()
         slots = self.optimizer_state().values()
         return [slot for slot in slots if slot.is_floating_point() and slot.dim()]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,14 +105,21 @@ class Carry:
     @contextlib.contextmanager
     def preserving_state(self) -> Iterator[None]:
         """Context that restores variables, attributes and the content of containers at its end."""
+        restore = self.savepoint()
+        try:
+            yield
+        finally:
+            restore()
+
+    def savepoint(self) -> Callable[[], None]:
+        """Copies variables, attributes and containers; returns a function that restores them in place."""
         attributes = [(each, dict(each)) for each in self._owners.values()]
         containers = list(self._containers())
         tensors = [v for _, v in self._attributes() if isinstance(v, torch.Tensor)]
         tensors += self.variables.values()
         values = [tensor.detach().clone() for tensor in tensors]
-        try:
-            yield
-        finally:
+
+        def restore() -> None:
             for each, before in attributes:
                 _restore_attributes(each, before, self._ignored)
             for container, content in containers:
@@ -121,6 +128,8 @@ class Carry:
                 for tensor, value in zip(tensors, values, strict=True):
                     if not _equal_bits(tensor, value):
                         tensor.detach().copy_(value)
+
+        return restore
 
     def _containers(self) -> Iterator[tuple[Any, Any]]:
         """Mutable containers in attributes, at any depth, each with a copy of its content."""

@@ -57,6 +57,7 @@ def average_gradients(
     weight: Tensor | None = None,
     *,
     mean: Callable[[Tensor], Tensor] | None = None,
+    static: StatePart = "statistics",
 ) -> list[Tensor]:
     """Mean gradients over all replicas; replaces the moving statistics by their mean. Collective.
 
@@ -67,14 +68,15 @@ def average_gradients(
         gradients: Local gradients, of any shapes.
         weight: Weight of this replica, a scalar, for its statistics; None for 1.
         mean: Function that averages a vector over all replicas; None: an all-reduce.
+        static: Part of the state with the moving statistics.
     """
     ops = replica.ops
-    statistics = replica.read(("statistics",))
+    statistics = replica.read((static,))
     if weight is not None:
         statistics = statistics * ops.cast(weight, statistics.dtype)
     tensors = [*gradients, statistics] if statistics.shape[0] else [*gradients]
     vector = flatten(ops, tensors)
     means = unflatten(ops, mean(vector) if mean else replica.all_reduce(vector, "mean"), tensors)
     if statistics.shape[0]:
-        replica.write(("statistics",), means.pop())
+        replica.write((static,), means.pop())
     return means

@@ -14,7 +14,9 @@ Tensor = Any
 """A tensor of the backend's framework, with the arithmetic operators, `@`, `shape` and `dtype`."""
 
 ReduceOp = Literal["sum", "mean", "max"]
-StatePart = Literal["trainable", "statistics", "momenta"]
+StatePart = Literal["trainable", "statistics", "changing-statistics", "momenta"]
+"""Part of a replica's state. The changing statistics, without those of layers that `set_frozen` has frozen,
+are asked for of a `FreezingGroup` only."""
 Subgroups = Sequence[Sequence[int]]
 """Disjoint groups of replica indices, each sorted. A replica may be in none."""
 

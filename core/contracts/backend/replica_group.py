@@ -286,6 +286,23 @@ class ReplicaGroup(GroupHooks, Contract):
         state = self.read_state(kinds, replica=replica)
         return lambda: state
 
+    def savepoint(self) -> Callable[[], None]:
+        """Copies the state that computing gradients changes, except for random streams. Local.
+
+        Returns:
+            Function that restores it; metrics' accumulators that are new by then become zero.
+        """
+        kinds: tuple[StateKind, ...] = ("non-trainable", "metrics", "carry")
+        before = {each: self.read_state(kinds, replica=each) for each in self.local_replicas}
+
+        def restore() -> None:
+            for replica, state in before.items():
+                sums = self.read_state(("metrics",), replica=replica)
+                new = {name: 0 * array for name, array in sums.items() if name not in state}
+                self.write_state({**new, **state}, replica=replica)
+
+        return restore
+
     @contextlib.contextmanager
     def preserving_training_state(self) -> Iterator[None]:
         """Context that restores on exit the state that computing gradients changes. Local.

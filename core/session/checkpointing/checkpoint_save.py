@@ -55,7 +55,7 @@ class SavedTrainerState:
         fixed_rate: Learning rate from `set_learning_rate`; None for the spec's.
         plateau_fractions: Fractions of the spec's rates that the schedule `plateau` has left, by update.
         skipped_steps: Number of steps left out by `on_nan: skip`.
-        skipped_in_a_row: Number of these since the last step that was not left out.
+        skipped_in_a_row: Number of these since the last one that was not left out, by update.
         averaged: Number of weights in their average over steps (`ema`, `swa`); 0 where there is none.
         values: Scalars that objectives got in the last step, by name.
         frozen: Sorted names of the weights that `session.freeze` has frozen.
@@ -74,7 +74,7 @@ class SavedTrainerState:
     fixed_rate: float | None = None
     plateau_fractions: dict[str, float] = field(default_factory=dict)
     skipped_steps: int = 0
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: dict[str, int] = field(default_factory=dict)
     averaged: int = 0
     values: dict[str, float] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)

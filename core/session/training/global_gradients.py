@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from isotrain.core.contracts.backend.computations import average_gradients, unflatten
+from isotrain.core.contracts.backend.group_protocols import FreezingGroup
 from isotrain.core.contracts.backend.replica import Replica, Tensor
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy, require_backend_step
@@ -38,7 +39,9 @@ class GlobalGradients:
         gradients, loss = group.gradients(batch)
         if group.replicas > 1:
             weights = group.replica_weights(batch)
-            gradients = group.compute(average_gradients, gradients, *weights)
+            can_freeze = isinstance(group, FreezingGroup)
+            part = "changing-statistics" if can_freeze else "statistics"
+            gradients = group.compute(average_gradients, gradients, *weights, static=part)
         return gradients, loss
 
     def apply(

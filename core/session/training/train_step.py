@@ -316,7 +316,8 @@ class TrainLoop:
         before = trainer_state.last_loss if continues else None
         trainer_state.last_loss = loss if before is None else before + loss
         trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
-        self.average.after_step(trainer_state.steps_done)
+        if applied:
+            self.average.after_step(trainer_state.steps_done)
         if not continues and self._is_stop_requested():
             trainer_state.is_stopped = True
         is_done = trainer_state.is_done

@@ -27,8 +27,10 @@ class TrainerState:
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         restore_count: Number of restores so far.
-        skipped_steps: Number of steps left out, as their loss or gradients are not finite: `on_nan: skip`.
-        skipped_in_a_row: Number of these since the last step that was not left out.
+        skipped_steps: Number of steps, or updates of steps, left out since their loss or gradients are not
+            finite: `on_nan: skip`.
+        skipped_in_a_row: Number of these since the last one that was not left out, by the name of the update
+            (empty without updates).
         fixed_rate: Learning rate from `set_learning_rate`, in place of the spec's; None for the spec's.
         plateau_fractions: Fractions of the spec's rates to which the schedule `plateau` has lowered them, by
             the name of the update (empty without updates).
@@ -52,7 +54,7 @@ class TrainerState:
     fixed_rate: float | None = None
     plateau_fractions: dict[str, float] = field(default_factory=dict)
     skipped_steps: int = 0
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: dict[str, int] = field(default_factory=dict)
     frozen: list[str] = field(default_factory=list)
     is_predicting: bool = False
     is_averaged: bool = False

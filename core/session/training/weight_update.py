@@ -57,7 +57,9 @@ class WeightUpdate:
         )
         self._require_one_source_of_rates()
         self._gradients = GlobalGradients(spec, self._strategy, plan.framework)
-        self._skipper = StepSkipper(trainer_state, reporter) if spec.on_nan == "skip" else None
+        self._skipper = (
+            StepSkipper(name, group, trainer_state, reporter) if spec.on_nan == "skip" else None
+        )
         self._set_momentum = self._momentum_setter(plan.backend)
         self._norm_group = require(group, GradientNormGroup) if spec.gradient_norm else None
         if self._norm_group is not None:
@@ -136,24 +138,23 @@ class WeightUpdate:
     def step(self, batch: Batch, rate: float) -> Tensor:
         """Does the update by strategy and spec; returns the mean loss of the global batch. Collective."""
         group, gradients = self._group, self._gradients
-        if self._skipper is not None:
-            return self._skipper.step(group, gradients, batch, rate)
-        if not gradients.are_transformed:
+        if self._skipper is None and not gradients.are_transformed:
             return self._strategy.step(group, batch, rate)
-        means, loss = gradients.of(group, batch)
-        gradients.apply(group, means, rate)
+        means, loss = self.gradients(batch)
+        self.apply_gradients(batch, means, loss, rate)
         return loss
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Mean gradients over the global batch, and its loss, as `Session.gradients`. Collective."""
+        if self._skipper is not None:
+            self._skipper.begin(batch.step)
         return self._gradients.of(self._group, batch)
 
     def apply_gradients(
         self, batch: Batch, gradients: Sequence[Sequence[Tensor]], loss: Tensor, rate: float
     ) -> None:
         """Does the update with mean gradients, unless they or the loss are to be skipped. Collective."""
-        skipper = self._skipper
-        if skipper is None or skipper.are_finite(self._group, gradients, loss, batch.step):
+        if self._skipper is None or self._skipper.keeps(gradients, loss, batch.step):
             self._gradients.apply(self._group, gradients, rate)
 
     def gradient_norm(self) -> Tensor | None:

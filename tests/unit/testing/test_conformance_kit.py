@@ -43,6 +43,7 @@ WITHOUT_CAPABILITY = {
         "gradient_norm",
         "copy_averaged",
         "update_averages",
+        "savepoint",
         "snapshot_scalar",
         "objective_communicates",
         "predict",
