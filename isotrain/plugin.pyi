@@ -31,6 +31,7 @@ from isotrain.core.contracts.backend.computations import average_state as averag
 from isotrain.core.contracts.backend.computations import flatten as flatten
 from isotrain.core.contracts.backend.computations import slice_weights as slice_weights
 from isotrain.core.contracts.backend.computations import unflatten as unflatten
+from isotrain.core.contracts.backend.frozen_model import FrozenModel as FrozenModel
 from isotrain.core.contracts.backend.group_hooks import LayerTrait as LayerTrait
 from isotrain.core.contracts.backend.group_hooks import Trait as Trait
 from isotrain.core.contracts.backend.group_protocols import CompressingGroup as CompressingGroup

@@ -12,7 +12,7 @@ from isotrain.adapters.common.spec_components import resolve_for_framework
 from isotrain.plugin import SpecError, import_strings, takes_step
 
 if TYPE_CHECKING:
-    from isotrain.plugin import StepContext, TrainingSpec
+    from isotrain.plugin import FrozenModel, StepContext, TrainingSpec
 
 MAX_LOSSES = 32
 """Number of losses, named or weighted, that an objective may return: accumulators have fixed shapes."""
@@ -142,15 +142,13 @@ def _require_no_step_fields(spec: TrainingSpec, function: Any) -> None:
             )
 
 
-def frozen_specs(spec: TrainingSpec) -> dict[str, TrainingSpec]:
-    """Specs that build the frozen models of a spec, by name."""
-    changes: dict[str, Any] = {
-        "model_args": {},
-        "initial_weights": None,
-        "recompute": (),
-        "call": None,
-    }
-    return {
-        name: spec.model_copy(update={"model": model, **changes})
-        for name, model in spec.frozen.items()
-    }
+def frozen_specs(spec: TrainingSpec) -> list[tuple[FrozenModel, TrainingSpec]]:
+    """The frozen models of a spec, each with a spec that builds it."""
+    changes: dict[str, Any] = {"initial_weights": None, "recompute": (), "call": None}
+    return [
+        (
+            each,
+            spec.model_copy(update={"model": each.model, "model_args": each.model_args, **changes}),
+        )
+        for each in spec.frozen.values()
+    ]

@@ -48,7 +48,7 @@ from isotrain.adapters.keras.optimizers import (
 )
 from isotrain.adapters.keras.recompute import Recomputed, recompute
 from isotrain.adapters.keras.weights import canonical_names, freeze, moving_statistics
-from isotrain.plugin import SpecError, TrainingSpec
+from isotrain.plugin import FrozenModel, SpecError, TrainingSpec
 
 __all__ = [
     "ObjectiveLayer",
@@ -137,8 +137,12 @@ def build_model(
     return model
 
 
-def freeze_model(model: keras.Layer) -> Callable[..., Any]:
-    """Makes all weights of a model constant; returns the call of the model in evaluation mode."""
+def freeze_model(model: keras.Layer, frozen: FrozenModel) -> Callable[..., Any]:
+    """Loads the weights of a frozen model, and makes them constant; returns its call in evaluation mode."""
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    named = zip(canonical_names(variables), variables, strict=True)
+    weights = {name: each for name, each in named if not keras_private.is_seed(each.path)}
+    frozen.load(weights, lambda variable, array: variable.assign(array))
     model.trainable = False
     return functools.partial(model, training=False)
 

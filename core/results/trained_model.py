@@ -7,7 +7,6 @@ checkpoint may come from anywhere and is treated as data: the import strings in 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,9 @@ from isotrain.core.launching.run_directory.run_directory import (
     steps_taken,
 )
 from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
-from isotrain.core.spec import import_strings
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.step_values import values_at
+from isotrain.core.spec.stored_references import is_unresolvable, resolve_in_main, resolve_stored
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.files import is_url
 
@@ -41,6 +40,7 @@ _EVALUATION_FIELDS = ("loss_weights", "metrics", "metrics_over_all", "values", "
 """Spec fields that affect what an evaluation computes, besides those."""
 _UPDATE_FIELDS = ("loss", "objective", "metrics", "weights")
 """Fields of a named update that affect what an evaluation computes."""
+_PASS_SPEC = "Pass the spec that was run, as spec=..., or --spec on the command line."
 _STATELESS_OPTIMIZER = {"name": "sgd", "lr": 1.0}
 
 
@@ -120,9 +120,9 @@ class TrainedModel:
             SpecError: There is a checkpoint only.
         """
         data = self._trusted_fields.get("data")
-        if _is_unresolvable(data):
+        if is_unresolvable(data):
             return None
-        return _resolved_in_main(data), self._trusted_fields.get("data_args", {})
+        return resolve_in_main(data), self._trusted_fields.get("data_args", {})
 
     @property
     def _trusted_fields(self) -> Mapping[str, Any]:
@@ -185,7 +185,7 @@ class TrainedModel:
         return {**copied, "optimizer": _STATELESS_OPTIMIZER}
 
     def _resolved_field(self, field: str, fields: Mapping[str, Any]) -> Any:
-        return _resolved(field, fields.get(field), self.location)
+        return resolve_stored(field, fields.get(field), self.location, _PASS_SPEC)
 
     def spec(self, data: Any, changes: Mapping[str, Any] | None = None) -> TrainingSpec:
         """A spec that builds the model, for prediction or export.
@@ -277,37 +277,3 @@ def _backend_and_batch(plan: Mapping[str, Any], where: str, batch: int | None) -
 def _no_objective(model: Any, batch: Any) -> Any:
     """Objective of specs that predict and export: nothing is trained, and the data need no targets."""
     raise NotImplementedError
-
-
-def _resolved(field: str, reference: Any, where: str) -> Any:
-    """A reference of a stored spec, or a table of such; of the running script as the callable itself.
-
-    Raises:
-        SpecError: It cannot be found by its name, or there is no model.
-    """
-    if reference is None and field != "model":
-        return None
-    if isinstance(reference, Mapping):
-        return {name: _resolved(field, each, where) for name, each in reference.items()}
-    if _is_unresolvable(reference):
-        raise SpecError(
-            f"{where}: the {field} was {reference!r}, which cannot be found again from its name."
-            " Pass the spec that was run, as spec=..., or --spec on the command line."
-        )
-    return _resolved_in_main(reference)
-
-
-def _resolved_in_main(reference: Any) -> Any:
-    """Resolves an import string of the running script; returns anything else unchanged."""
-    is_in_main = isinstance(reference, str) and reference.startswith("__main__:")
-    return import_strings.resolve(reference) if is_in_main else reference
-
-
-def _is_unresolvable(stored: Any) -> bool:
-    """Whether a stored spec value is a description of an object that cannot be imported by name."""
-    if not isinstance(stored, str):
-        return stored is None
-    if stored.startswith("__main__:"):
-        names = vars(sys.modules["__main__"])
-        return stored.partition(":")[2].partition(".")[0] not in names or "<" in stored
-    return stored.startswith("<") or "<locals>" in stored or "<lambda>" in stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -135,6 +136,20 @@ def _reference_text(value: str, info: ValidationInfo) -> Any:
         raise Problem("an import path that exists", received=value, hint=fault).error()
     is_of_script = context.get("check_imports") and reference.startswith("__main__:")
     return import_strings.resolve(reference) if is_of_script else reference
+
+
+def _frozen_model(value: Any, info: ValidationInfo) -> Any:
+    """Validates a callable or an import string; or a run, by its result or directory, as an absolute path."""
+    value = getattr(value, "run_directory", value)
+    is_path = isinstance(value, str | os.PathLike)
+    if not is_path or import_strings.syntax_problem(os.fspath(value)) is None:
+        return _per_framework(_reference)(value, info)
+    folder = (info.context or {}).get("folder") or Path.cwd()
+    path = (folder / Path(value).expanduser()).resolve()
+    if not path.is_dir():
+        expected = f"{import_strings.SYNTAX}, a callable or the directory of a run"
+        raise Problem(expected, received=str(value)).error()
+    return str(path)
 
 
 def _model(value: Any, info: ValidationInfo) -> Any:
@@ -347,6 +362,18 @@ References = Annotated[
     AfterValidator(_per_framework(_reference)),
     WithJsonSchema(
         {"anyOf": [REFERENCE_SCHEMA, {**_PER_FRAMEWORK, "additionalProperties": REFERENCE_SCHEMA}]}
+    ),
+]
+FrozenModelSource = Annotated[
+    Any,
+    AfterValidator(_frozen_model),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {**_PER_FRAMEWORK, "additionalProperties": REFERENCE_SCHEMA},
+            ]
+        }
     ),
 ]
 ModelCall = Annotated[

@@ -23,6 +23,7 @@ from isotrain.core.spec.field_types import (
     CountOrZero,
     Data,
     FolderName,
+    FrozenModelSource,
     Losses,
     Metrics,
     Model,
@@ -232,10 +233,10 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         description="Scalars that the objective gets as `step.values`: {name: number}, {name: {name: linear, "
         "start: ..., end: ..., steps: ...}} or {name: callable of the step}.",
     )
-    frozen: dict[Text, References] = Field(
+    frozen: dict[Text, FrozenModelSource] = Field(
         default={},
         description="Frozen models that the objective gets as `step.frozen`: {name: callable that builds "
-        "it}, or a table {framework: callable} for each.",
+        "it}, or a table {framework: callable} or the directory of a run for each.",
     )
     metrics: Metrics = Field(
         default=(),

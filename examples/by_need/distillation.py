@@ -24,7 +24,7 @@ def student() -> Any:
 
 
 def teacher() -> Any:
-    """A larger classifier; a real one would load its weights here."""
+    """A larger classifier. A trained one: `frozen={"teacher": "runs/teacher"}`, the directory of its run."""
     import keras
 
     return keras.Sequential(

@@ -42,7 +42,7 @@ from isotrain.adapters.tensorflow.trainer.weights import (
     self_updating,
     weights_of,
 )
-from isotrain.plugin import Phase, SpecError, StateKind, StatePart, TrainingSpec
+from isotrain.plugin import FrozenModel, Phase, SpecError, StateKind, StatePart, TrainingSpec
 
 MicroBatch = tuple[Any, Any]
 """Inputs and targets of one micro-batch."""
@@ -79,7 +79,8 @@ class ReplicaTrainer:
         """
         tf.random.set_seed(spec.seed)
         self._frozen = {
-            name: self._build_frozen(each, scope) for name, each in frozen_specs(spec).items()
+            each.name: self._build_frozen(each, its_spec, scope)
+            for each, its_spec in frozen_specs(spec)
         }
         tf.random.set_seed(spec.seed)  # the model draws as without frozen ones
         self.model = self._build_model(spec, scope)
@@ -91,12 +92,18 @@ class ReplicaTrainer:
                 self.state = self._state_of(self._trainable, self._others, self._state_kinds())
 
     def _build_frozen(
-        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+        self,
+        frozen: FrozenModel,
+        spec: TrainingSpec,
+        scope: Callable[[], contextlib.AbstractContextManager[Any]],
     ) -> Callable[..., Any]:
         """Builds a frozen model, called in evaluation mode."""
         model = keras_model.build_model(spec, "tensorflow", scope)
         if isinstance(model, keras.Layer):
-            return keras_model.freeze_model(model)
+            return keras_model.freeze_model(model, frozen)
+        variables = [each for weights in weights_of(model, spec) for each in weights]
+        named = dict(zip(canonical_names(variables), variables, strict=True))
+        frozen.load(named, lambda variable, array: variable.assign(array))
         return forward(spec, model, training=False)
 
     def _build_model(

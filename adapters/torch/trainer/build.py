@@ -16,7 +16,7 @@ from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer, UpdateSwitch
 from isotrain.adapters.torch.trainer.modules import ModelDict
 from isotrain.adapters.torch.trainer.native import NativeTrainer
-from isotrain.plugin import SpecError, TrainingSpec
+from isotrain.plugin import FrozenModel, SpecError, TrainingSpec
 
 
 def build_model(spec: TrainingSpec, device: torch.device) -> Any:
@@ -28,21 +28,25 @@ def build_model(spec: TrainingSpec, device: torch.device) -> Any:
 
 def build_frozen(spec: TrainingSpec, device: torch.device) -> dict[str, Callable[..., Any]]:
     """Builds the spec's frozen models, in evaluation mode and without gradients of weights, by name."""
-    return {name: _frozen(each, device) for name, each in frozen_specs(spec).items()}
+    return {each.name: _frozen(each, its_spec, device) for each, its_spec in frozen_specs(spec)}
 
 
-def _frozen(spec: TrainingSpec, device: torch.device) -> Callable[..., Any]:
+def _frozen(frozen: FrozenModel, spec: TrainingSpec, device: torch.device) -> Callable[..., Any]:
     model = build_model(spec, device)
     if keras_backend.is_keras_instance(model, "Layer"):
         from isotrain.adapters.keras import model as keras_model
 
-        return keras_model.freeze_model(model)
+        return keras_model.freeze_model(model, frozen)
     if not isinstance(model, nn.Module):
         raise SpecError(
             f"frozen: expected a torch.nn.Module or a Keras model, received {type(model).__name__!r}."
         )
     module = model.to(device).requires_grad_(False).eval()
-    return module.double() if spec.precision == "float64" else module
+    if spec.precision == "float64":
+        module = module.double()
+    variables = dict(module.named_parameters()) | dict(module.named_buffers())
+    frozen.load(variables, lambda tensor, array: tensor.copy_(torch.from_numpy(array)))
+    return module
 
 
 def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:

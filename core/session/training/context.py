@@ -22,6 +22,7 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.training.consensus import require_same_data
 from isotrain.core.session.training.dataloaders import DataLoaders, load_data
 from isotrain.core.session.training.named_updates import NamedUpdatesGroup
+from isotrain.core.session.weights.frozen_models import spec_with_models
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
 from isotrain.core.session.weights.weights_file import require_storable
 from isotrain.core.spec.initial_weights import matches
@@ -120,7 +121,7 @@ def open_group(
     """
     adapter = resolved_spec.plugins.backend(plan.backend)
     layout = resolved_spec.strategy.parallel_layout.for_replicas(plan.replicas)
-    spec, config = resolved_spec.spec_with_model, plan.backend_config
+    spec, config = spec_with_models(resolved_spec), plan.backend_config
     try:
         if spec.updates:
             groups = dict(
