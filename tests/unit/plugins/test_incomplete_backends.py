@@ -165,7 +165,7 @@ def opened(adapter: Adapter) -> Any:
     resolved: Any = SimpleNamespace(
         plugins=SimpleNamespace(backend=lambda name: adapter),
         strategy=SimpleNamespace(parallel_layout=SimpleNamespace(for_replicas=lambda _: layout)),
-        spec_with_model=SimpleNamespace(updates=None),
+        spec_with_model=SimpleNamespace(updates=None, frozen={}),
     )
     plan: Any = SimpleNamespace(backend=adapter.name, replicas=1, backend_config=None)
     return open_group(resolved, plan, None, None)  # type: ignore[arg-type]
