@@ -63,7 +63,7 @@ class NativeOptimizerState:
         state = {
             f"{name}/{slot}{_LIST if isinstance(value, list) else ''}": _as_tensor(value)
             for name, weight in self._weights.items()
-            for slot, value in self._slots(weight).items()
+            for slot, value in self._kept_slots(weight)
             if isinstance(value, torch.Tensor | bool | int | float) or _is_tensor_list(value)
         }
         without = [not self._slots(weight) for weight in self._weights.values()]
@@ -75,6 +75,11 @@ class NativeOptimizerState:
         """Optimizer state of a weight by slot: tensors of its shape, scalars or numbers."""
         slots: dict[str, Any] = self._optimizer.state.get(weight, {})
         return slots
+
+    def _kept_slots(self, weight: nn.Parameter) -> Iterator[tuple[str, Any]]:
+        """Slots that checkpoints hold: not the list that L-BFGS fills anew in each update."""
+        is_lbfgs = isinstance(self._optimizer, torch.optim.LBFGS)
+        return (each for each in self._slots(weight).items() if not (is_lbfgs and each[0] == "al"))
 
     def _numbers(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Name, parameter group and key of each number in the groups."""
@@ -147,7 +152,7 @@ class NativeOptimizerState:
             {
                 slot
                 for weight in self._weights.values()
-                for slot, value in self._slots(weight).items()
+                for slot, value in self._kept_slots(weight)
                 if not isinstance(value, types) and not _is_tensor_list(value)
             }
         )
@@ -191,5 +196,5 @@ def _as_tensor(value: Any) -> torch.Tensor:
 
 
 def _is_tensor_list(value: Any) -> bool:
-    """Whether a slot is a list of tensors; one with None is memory that an update fills anew."""
+    """Whether a slot is a list of tensors."""
     return isinstance(value, list) and all(map(torch.is_tensor, value))

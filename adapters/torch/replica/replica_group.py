@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -208,11 +209,16 @@ class TorchReplicaGroup(ReplicaGroup):
         return mean()
 
     def _step_by_closure(self, batch: Batch) -> torch.Tensor:
-        """Lets the optimizer compute the loss as often as it needs; returns that of the first time."""
+        """Lets the optimizer compute the loss as often as it needs; returns that of the first time.
+
+        The training metrics count the samples of the first time.
+        """
         self._snapshot_guard.wait_after_forward()
+        calls = itertools.count()
 
         def closure() -> torch.Tensor:
-            mean, weight = self._reduced_gradients(batch)
+            with restored_after(self._metrics.sums() if next(calls) else []):
+                mean, weight = self._reduced_gradients(batch)
             self._keep_requested()
             if self.statistics:
                 all_reduce_mean_flat(self.communicator, self.statistics, weight)

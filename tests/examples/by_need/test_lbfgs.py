@@ -50,6 +50,23 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
         np.testing.assert_array_equal(resumed.weights[name], weight)
 
 
+def test_metrics_count_each_sample_once_and_nothing_is_lost(tmp_path: Path) -> None:
+    """Each step has all samples, so that the metric of an epoch is the loss before its step."""
+    events: list[Any] = []
+    spec = load(EXAMPLE).spec.replace(
+        metrics=["mean_squared_error"], checkpoint={"every_steps": 2}, threads=1
+    )
+    part = isotrain.run(
+        spec.replace(steps=2), backend="torch-ddp", replicas=2, run_directory=tmp_path / "run"
+    )
+    isotrain.resume(part.run_directory, spec=spec, on_event=events.append)
+    history = isotrain.read_result(part.run_directory).history
+    measured = [epoch["mean_squared_error"] for epoch in history.epochs]
+    assert measured == pytest.approx(history.loss, rel=1e-5)
+    (resumed,) = [event for event in events if event["event"] == "resumed"]
+    assert resumed["lost"] == []
+
+
 def test_other_strategies_refuse_it(tmp_path: Path) -> None:
     with pytest.raises(
         isotrain.RunFailedError, match=r"LBFGS\.step computes the loss several times"
