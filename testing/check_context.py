@@ -135,7 +135,6 @@ def batches_in_order(
         replicas=group.replicas,
         local_replicas=group.local_replicas,
         seed=0,
-        shuffle=False,
         drop_remainder=False,
         gradient_accumulation_steps=gradient_accumulation_steps,
         epochs=1,

@@ -12,6 +12,7 @@ from isotrain.core.planning.single_sample_slices import (
     batches_with_single_sample,
     describe_single_samples,
 )
+from isotrain.core.spec.orders import ByLengthOrder
 
 _MUCH = 8.0
 """Scaling factor from which a warm-up is advised: 256 to 2048 samples in Goyal et al. (2017)."""
@@ -78,6 +79,8 @@ def _share(batch: int, target: CheckTarget, replica: int) -> int:
 def length(subject: Subject) -> Iterator[Hit]:
     """Data sets that do not divide into whole global batches or epochs."""
     spec = subject.spec
+    if isinstance(spec.order, ByLengthOrder) and spec.order.tokens is not None:
+        return  # sizes follow the lengths
     for target, samples in subject.with_samples():
         batch, where = _global(target), (target.label,)
         rest = samples % batch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from isotrain.core.data.pytree import Weighted, joined, map_tree, part_leaves
+from isotrain.core.data.pytree import Weighted, joined, map_tree, part_leaves, unweighted
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -179,6 +179,15 @@ class ArraySource:
     def gather(self, indices: Indices) -> InputsAndTargets:
         """Copies of the samples at `indices`, int64 [batch]; arrays of shape [batch, ...]."""
         return self._gather(indices)
+
+    def column(self, name: str) -> Any:
+        """The array `inputs` or `targets`, or one by its name in a dict of these; None if there is none."""
+        targets, weights = unweighted(self.targets)
+        columns = {"inputs": self.inputs, "targets": targets, "weights": weights}
+        for part in (self.inputs, targets):
+            columns |= part if isinstance(part, Mapping) else {}
+        array = columns.get(name)
+        return array if isinstance(array, np.ndarray) else None
 
     @property
     def in_memory(self) -> bool:

@@ -18,15 +18,19 @@ from isotrain.core.data.arrays import (
     reader,
 )
 from isotrain.core.data.batch import Batch, Slice
-from isotrain.core.data.epoch_length import at_least, steps_per_pass, total_steps
+from isotrain.core.data.epoch_length import stream_steps, total_steps
 from isotrain.core.data.fetch import BatchPositions, Fetcher, Transform, TransformedBatches
+from isotrain.core.data.order.order import Order, sequential
+from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.pytree import map_parts
+from isotrain.core.data.sampler import at_least
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streaming import rebatch
 from isotrain.core.data.streaming.stream_reader import StreamReader
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
+from isotrain.core.data.subset import Repeating
 from isotrain.core.errors import DataError
 
 ToDevice = Callable[[np.ndarray], Any]
@@ -93,8 +97,8 @@ class Loader:
         replicas: int,
         local_replicas: Sequence[int],
         seed: int,
-        shuffle: bool,
         drop_remainder: bool,
+        order: Order | None = None,
         gradient_accumulation_steps: int = 1,
         transform: Transform | None = None,
         tries_transform: bool = False,
@@ -115,9 +119,10 @@ class Loader:
             global_batch_size: Samples per step over all replicas.
             replicas: Number of replicas in the run.
             local_replicas: Indices of the replicas in this process.
-            seed: Seed of the order of samples and of the transform's random numbers.
-            shuffle: Whether to draw a new order in every epoch; else it is that of the source.
-            drop_remainder: Whether to leave out the last partial global batch of each epoch.
+            seed: Seed of the transform's random numbers.
+            drop_remainder: Whether to leave out the last partial global batch of each epoch of a source
+                without `order`.
+            order: Order of a source by position; None for that of the source itself.
             gradient_accumulation_steps: Slices per local batch.
             transform: `transform(inputs, targets, random) -> (inputs, targets)` of a local batch, each
                 sample independently; it may change arrays in place but not the number of samples.
@@ -154,7 +159,6 @@ class Loader:
         self._replicas = replicas
         self._local_replicas = tuple(local_replicas)
         self._seed = seed
-        self._shuffle = shuffle
         self._gradient_accumulation_steps = gradient_accumulation_steps
         self._has_transform = transform is not None
         self.transformed = TransformedBatches(
@@ -165,14 +169,22 @@ class Loader:
         self._start_step = start_step
         self._state_seconds = state_seconds
         self._is_repeated = epoch_steps is not None
+        self._order: Order | None = None
         if source is None:
             self._steps_per_pass = steps or 1
         elif epoch_steps is not None and isinstance(source, BatchStream):
             self._steps_per_pass = epoch_steps
+        elif isinstance(source, BatchStream | ShardedStream):
+            self._steps_per_pass = stream_steps(source, global_batch_size, replicas, drop_remainder)
         else:
-            self._steps_per_pass = steps_per_pass(
-                source, global_batch_size, replicas, drop_remainder
+            data = Samples.of(
+                source,
+                global_batch_size=global_batch_size,
+                seed=seed,
+                drop_remainder=drop_remainder,
             )
+            self._order = order or sequential(data)
+            self._steps_per_pass = self._order.steps_per_epoch
         self.steps_per_epoch = epoch_steps or self._steps_per_pass
         self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
         self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
@@ -205,7 +217,8 @@ class Loader:
         elif isinstance(self._source, ShardedStream):
             batches = self._sharded_batches(self._source, step)
         else:
-            batches = self._batches(self._source, step)
+            assert self._order is not None
+            batches = self._batches(self._source, self._order, step)
         return prefetched(batches, self._depth) if self._depth else batches
 
     def _worth_a_thread(self, shares_cores: bool) -> bool:
@@ -215,31 +228,32 @@ class Loader:
         local_size = -(-self._global_batch_size // self._replicas) * len(self._local_replicas)
         return not shares_cores and local_size * source.sample_bytes > _INLINE_BYTES
 
-    def _batches(self, source: Source, first: int) -> Iterator[Batch]:
-        length = len(source)
-        plans = {size: self._local_batches(size) for size in self._global_batch_sizes(length)}
-        slices_of = self._slicer(source)
-        ordered_epoch, samples = -1, sampler.permutation(self._seed, 0, 0, shuffle=False)
+    def _batches(self, source: Source, order: Order, first: int) -> Iterator[Batch]:
+        plans = {size: self._local_batches(size) for size in order.batch_sizes}
+        slices_of = self._slicer(source, order)
         for step in range(first, self.total_steps):
-            epoch, index = divmod(step, self._steps_per_pass)
-            if ordered_epoch < 0 or (self._shuffle and epoch != ordered_epoch):
-                samples = sampler.permutation(self._seed, epoch, length, self._shuffle)
-                ordered_epoch = epoch
-            indices = sampler.global_batch_indices(samples, index, self._global_batch_size)
+            data_pass, index = divmod(step, self._steps_per_pass)
+            if index == 0 or step == first:
+                indices_of = order.epoch(data_pass)
+            indices = indices_of(index)
             slices = tuple(
-                [slices_of(local, indices, epoch, step) for local in plans[len(indices)]]
+                [slices_of(local, indices, data_pass, step) for local in plans[len(indices)]]
             )
             yield self._batch(step, len(indices), slices)
 
-    def _slicer(self, source: Source) -> Callable[[_LocalBatch, sampler.Indices, int, int], Slices]:
-        """A function from a local batch, the global batch's sample indices, epoch and step to slices."""
+    def _slicer(
+        self, source: Source, order: Order
+    ) -> Callable[[_LocalBatch, sampler.Indices, int, int], Slices]:
+        """A function from a local batch, its global batch's sample indices, pass and step to slices."""
+        if order.repeats:
+            source = Repeating(source)
         # not by isinstance: a subclass may override gather
         if self._has_transform or type(source) is not ArraySource:
             fetch = Fetcher(source, self.transformed).fetch
             return lambda local, indices, epoch, step: self._slices(
                 local, fetch(BatchPositions(epoch, step, indices[local.rows], indices))
             )
-        read = reader(source, self._to_device, in_order=not self._shuffle)
+        read = reader(source, self._to_device, in_order=order.is_sequential)
         return lambda local, indices, epoch, step: tuple(
             [
                 Slice(*read(indices[p.in_global_batch]), p.count, p.weight)

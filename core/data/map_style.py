@@ -47,6 +47,10 @@ class BatchIndexed:
         """Number of samples."""
         return len(self._data)
 
+    def column(self, name: str) -> Any:
+        """A column of the data set; None if there is none of that name."""
+        return self._data[name] if name in getattr(self._data, "column_names", ()) else None
+
     def gather(self, indices: Indices) -> InputsAndTargets:
         """The selected columns of the samples at `indices` (int64 [batch]), arrays of shape [batch, ...].
 
@@ -131,6 +135,14 @@ class MapStyle:
     def __len__(self) -> int:
         """Number of samples."""
         return len(self._data)
+
+    def column(self, name: str) -> Any:
+        """An attribute of the data set, or of that of which it is torch's `Subset`; None if there is none."""
+        values = getattr(self._data, name, None)
+        if values is None and all(hasattr(self._data, each) for each in ("dataset", "indices")):
+            entire = getattr(self._data.dataset, name, None)
+            return None if entire is None else [entire[index] for index in self._data.indices]
+        return values
 
     def gather(self, indices: Indices) -> InputsAndTargets:
         """The samples at `indices` (int64 [batch]), fetched and stacked to shape [batch, ...]."""

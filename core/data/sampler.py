@@ -1,8 +1,4 @@
-"""The distributed sampler: the samples of each global batch, and the part of each replica.
-
-All functions are pure and local. The order of samples depends on seed and epoch alone: not on framework,
-number of replicas or processes, or the step at which a run resumes.
-"""
+"""The distributed sampler: global batches of an epoch, and the part of each replica, as pure functions."""
 
 from __future__ import annotations
 
@@ -17,44 +13,26 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
 
 
-def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
-    """The order of the samples in an epoch: a Fisher-Yates shuffle by PCG64, seeded with (seed, epoch).
-
-    Args:
-        seed: The spec's seed, 0 or more.
-        epoch: Index of the epoch, from 0.
-        length: Number of samples in the data set.
-        shuffle: Whether to shuffle; else the order is 0, 1, 2, ... in every epoch.
-
-    Returns:
-        int64 [length], each of 0 .. length - 1 once.
-
-    Raises:
-        DataError: The seed is negative.
-    """
-    import numpy as np
-
-    if not shuffle:
-        return np.arange(length, dtype=np.int64)
-    if seed < 0:
-        raise DataError(f"seed: expected 0 or more, received {seed}.")
-    sequence = np.random.SeedSequence(seed, spawn_key=(epoch,))
-    order = np.random.Generator(np.random.PCG64(sequence)).permutation(length)
-    return order.astype(np.int64, copy=False)
+def at_least(name: str, value: int, minimum: int) -> None:
+    """Checks that a number is not below its minimum; else raises a `DataError`."""
+    if value < minimum:
+        raise DataError(f"{name}: expected {minimum} or more, received {value}.")
 
 
 def steps_per_epoch(length: int, global_batch_size: int, drop_remainder: bool) -> int:
-    """Number of global batches in an epoch; a last partial one counts unless it is dropped."""
-    full, rest = divmod(length, global_batch_size)
-    return full if drop_remainder or rest == 0 else full + 1
+    """Number of global batches in an epoch, at least one; a last partial one counts unless it is dropped.
 
-
-def global_batch_indices(order: Indices, t: int, global_batch_size: int) -> Indices:
-    """Sample indices of global batch `t` of an epoch, int64 [size].
-
-    A view of `order` (int64 [samples]); shorter than the global batch size only where `order` ends.
+    Raises:
+        DataError: There is not one.
     """
-    return order[t * global_batch_size : (t + 1) * global_batch_size]
+    full, rest = divmod(length, global_batch_size)
+    steps = full if drop_remainder or rest == 0 else full + 1
+    if steps < 1:
+        raise DataError(
+            f"the data set has {length} samples: not one global batch of {global_batch_size}, and the "
+            "remainder is dropped. Lower global_batch_size or keep the remainder."
+        )
+    return steps
 
 
 def slice_bounds(size: int, replicas: int, replica: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Sources derived from another: a split for validation, and class weights."""
+"""Sources derived from another: a split for validation, class weights, and repeated samples."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from isotrain.core.data.arrays import (
     as_array,
     as_inputs_and_targets,
 )
+from isotrain.core.data.order.samples import Columns
 from isotrain.core.data.pytree import Weighted, map_parts
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streaming.streams import BatchStream
@@ -39,6 +40,10 @@ class _Range:
 
     def gather(self, indices: Indices) -> InputsAndTargets:
         return self.source.gather(indices + self.start)
+
+    def column(self, name: str) -> Any:
+        """The entries of a column."""
+        return Columns(self.source)[name][self.start : self.stop]
 
 
 def split(source: AnySource, fraction: float) -> tuple[Source, Source]:
@@ -81,6 +86,23 @@ class _ClassWeighted:
 
     def gather(self, indices: Indices) -> InputsAndTargets:
         return _with_weights(self.source.gather(indices), self.weights)
+
+    def column(self, name: str) -> Any:
+        """The entries of a column."""
+        return Columns(self.source)[name]
+
+
+@dataclass(frozen=True)
+class Repeating:
+    """A source of which positions p, p + length, p + 2 * length, ... are the same sample."""
+
+    source: Source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def gather(self, indices: Indices) -> InputsAndTargets:
+        return self.source.gather(indices % len(self.source))
 
 
 def class_weighted(source: AnySource, weights: Mapping[int, float]) -> AnySource:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state import ModelBytes
-from isotrain.core.data import sampler
 from isotrain.core.pipeline.pipeline_plan import PipelinePlan
 from isotrain.core.pipeline.profile import LayerCost, ModelProfile
 from isotrain.core.planning.single_sample_slices import (
@@ -24,7 +23,7 @@ class ModelStats:
     """Statistics of the training data and the built model.
 
     Attributes:
-        samples: Number of training samples; None for a stream.
+        samples: Number of training samples of an epoch; None for a stream that shards itself.
         parameters: Number of trainable parameters.
         gradient_bytes: Bytes of all gradients of one replica.
         weight_shapes: Shapes of the trainable weights, in order.
@@ -33,6 +32,7 @@ class ModelStats:
         layers: Measured cost of each layer, for pipeline runs; empty if not measured.
         refuses_single_sample: Name of a layer that cannot be trained on a slice of one sample; None if there
             is none, or none was tried.
+        steps_per_epoch: Number of steps in an epoch; None if unknown.
     """
 
     samples: int | None
@@ -43,6 +43,7 @@ class ModelStats:
     model: ModelBytes | None = None
     layers: Sequence[LayerCost] = ()
     refuses_single_sample: str | None = None
+    steps_per_epoch: int | None = None
 
 
 def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) -> Plan:
@@ -54,12 +55,8 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
         stats: Statistics of data and model.
     """
     spec, strategy = resolved_spec.spec_with_model, resolved_spec.strategy
-    per_epoch = spec.epoch_steps
+    per_epoch = stats.steps_per_epoch
     total = spec.steps
-    if per_epoch is None and stats.samples is not None:
-        per_epoch = sampler.steps_per_epoch(
-            stats.samples, plan.global_batch_size, spec.drop_remainder
-        )
     if per_epoch is not None:
         total = spec.steps or (spec.epochs or 0) * per_epoch
     first_rate, last_rate = None, None

@@ -179,6 +179,11 @@ def _builder(value: Any, info: ValidationInfo) -> Any:
     return _reference(value, info)
 
 
+def _column(value: Any, info: ValidationInfo) -> Any:
+    """Accepts the name of a column, or a reference."""
+    return value if import_strings.is_bare_name(value) and value else _reference(value, info)
+
+
 def _plugins(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     plugins = [value] if isinstance(value, str) else value
     return _each_item("a list of modules and of files that end in .py", plugins, _plugin, info)
@@ -357,6 +362,7 @@ def _codes(value: Any, info: ValidationInfo) -> tuple[str, ...]:
 
 
 Reference = Annotated[Any, AfterValidator(_reference), WithJsonSchema(REFERENCE_SCHEMA)]
+Column = Annotated[Any, AfterValidator(_column), WithJsonSchema({"type": "string", "minLength": 1})]
 References = Annotated[
     Any,
     AfterValidator(_per_framework(_reference)),

@@ -1,4 +1,4 @@
-"""Sections of the spec: optimizer choice, schedules, scaling, clipping, evaluation, strategy, loggers."""
+"""Sections of the spec: optimizer choice, schedules, orders, scaling, evaluation, strategy, loggers, ..."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ from isotrain.core.spec.optimizers import (
     Lion,
     RmsProp,
     Sgd,
+)
+from isotrain.core.spec.orders import (
+    BalancedOrder,
+    ByLengthOrder,
+    CallableOrder,
+    RepeatedOrder,
+    SequentialOrder,
+    ShuffledOrder,
+    WeightedOrder,
 )
 from isotrain.core.spec.schedules import (
     CallableSchedule,
@@ -150,6 +159,15 @@ _Schedules = (
     | Annotated[PlateauSchedule, _tag(PlateauSchedule)]
     | Annotated[CallableSchedule, _tag(CallableSchedule)]
 )
+_Orders = (
+    Annotated[SequentialOrder, _tag(SequentialOrder)]
+    | Annotated[ShuffledOrder, _tag(ShuffledOrder)]
+    | Annotated[WeightedOrder, _tag(WeightedOrder)]
+    | Annotated[BalancedOrder, _tag(BalancedOrder)]
+    | Annotated[RepeatedOrder, _tag(RepeatedOrder)]
+    | Annotated[ByLengthOrder, _tag(ByLengthOrder)]
+    | Annotated[CallableOrder, _tag(CallableOrder)]
+)
 OPTIMIZERS = _names(_Optimizers)
 SCHEDULES = _names(_Schedules)
 OPTIMIZERS_WITH_DEFAULTS = _names(_Optimizers, without_required=True)
@@ -166,6 +184,12 @@ Schedule = Annotated[
     _Schedules,
     Discriminator(_branch),
     BeforeValidator(_named("a schedule", SCHEDULES, "constant", "call")),
+    BeforeValidator(_as_call),
+]
+Order = Annotated[
+    _Orders,
+    Discriminator(_branch),
+    BeforeValidator(_named("an order", _names(_Orders), None, "call")),
     BeforeValidator(_as_call),
 ]
 

@@ -39,6 +39,7 @@ from isotrain.core.spec.field_types import (
     one_of_schema,
 )
 from isotrain.core.spec.initial_weights import InitialWeights, Patterns, matches
+from isotrain.core.spec.orders import SequentialOrder
 from isotrain.core.spec.schedules import ConstantSchedule, PlateauSchedule
 from isotrain.core.spec.sections import (
     Clip,
@@ -47,6 +48,7 @@ from isotrain.core.spec.sections import (
     LoggerChoice,
     LossScale,
     Optimizer,
+    Order,
     Scaling,
     Schedule,
     StrategyChoice,
@@ -66,7 +68,7 @@ from isotrain.core.spec.validation import (
     expected_of,
 )
 
-NEED_TRAINING_DATA = ("epochs", "validation_split", "class_weight", "transform")
+NEED_TRAINING_DATA = ("epochs", "validation_split", "class_weight", "transform", "order")
 """Fields that have a meaning only with training data."""
 _MAX_LAYERS = 20
 """Number of layers that an error names."""
@@ -100,6 +102,11 @@ def _scaling(value: Any) -> Any:
 
 def _null_as_empty(value: Any) -> Any:
     return () if value is None else value
+
+
+def _shuffle(fields: Mapping[str, Any]) -> bool:
+    """Default of `shuffle`, by the order."""
+    return not isinstance(fields.get("order"), SequentialOrder)
 
 
 class Update(SpecModel):
@@ -308,8 +315,15 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     gradient_accumulation_steps: Count = Field(
         default=1, description="Micro-batches whose gradients make up one step."
     )
+    order: Order | None = Field(
+        default=None,
+        description="Order of the samples: a name, {name: ..., ...}, or a callable (seed, epoch, length,"
+        " columns) -> positions; null: as shuffle says.",
+    )
     shuffle: Switch = Field(
-        default=True, description="Whether each epoch has its own order of samples."
+        default_factory=_shuffle,
+        description="Whether each epoch has its own order of samples; default true, or false with the order"
+        " sequential.",
     )
     drop_remainder: Switch = Field(
         default=False, description="Whether the last, smaller global batch of an epoch is left out."
@@ -408,6 +422,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
                 hint = f"{needing[0]} needs them; " if needing else ""
                 hint += "only with `steps`, for a loop that makes its batches, are they left out"
                 yield Problem(f"{import_strings.SYNTAX} or a data source", ("data",), hint=hint)
+        if fields.get("order") is not None and (shuffle := fields.get("shuffle")) is not None:
+            is_sequential = _name_of(fields["order"]) == "sequential"
+            if shuffle is is_sequential:
+                hint = "the order says whether samples are shuffled: leave shuffle out"
+                yield Problem(f"{not is_sequential}".lower(), ("shuffle",), shuffle, hint)
         if fields.get("min_replicas") is not None and fields.get("local_batch_size") is not None:
             hint = "with fewer replicas the global batch stays the same; local_batch_size makes it smaller"
             least = fields["min_replicas"]
@@ -648,6 +667,11 @@ def _unevaluated_metrics(fields: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(
                 "an evaluation, by every_epochs or every_steps", ("evaluation",), evaluation, hint
             )
+
+
+def _name_of(section: Any) -> Any:
+    """Name that a section of the spec chooses, in one of its forms."""
+    return section if isinstance(section, str) else _field(section, "name")
 
 
 def _field(section: Any, name: str) -> Any:

@@ -148,6 +148,7 @@ def measure_model(session: Session) -> dict[str, Any]:
         refuses_single_sample = session.group.refuses_single_sample(batch)
     return {
         "samples": plan.samples,
+        "steps_per_epoch": plan.steps_per_epoch,
         "refuses_single_sample": refuses_single_sample,
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,

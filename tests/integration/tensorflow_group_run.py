@@ -197,7 +197,6 @@ def batches(
         replicas=group.replicas,
         local_replicas=group.local_replicas,
         seed=1,
-        shuffle=True,
         drop_remainder=False,
         gradient_accumulation_steps=gradient_accumulation_steps,
         epochs=2,

@@ -365,7 +365,6 @@ def loader_of(source: Any, transform: Any, *, tries: bool, epochs: int) -> Loade
         replicas=2,
         local_replicas=[1],
         seed=0,
-        shuffle=True,
         drop_remainder=False,
         transform=transform,
         tries_transform=tries,

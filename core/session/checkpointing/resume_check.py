@@ -21,10 +21,10 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 _MUST_MATCH = (
     *("model", "model_args", "call", "loss", "objective", "precision", "seed"),
-    *("data", "data_args", "shuffle", "drop_remainder", "epoch_steps"),
+    *("data", "data_args", "order", "shuffle", "drop_remainder", "epoch_steps"),
 )
 """Spec fields that must not change: state, or the position in the data, would lose their meaning."""
-_REFERENCES = ("model", "call", "loss", "objective", "data")
+_REFERENCES = ("model", "call", "loss", "objective", "data", "order")
 """Spec fields that name functions."""
 _IGNORED = (
     "name",

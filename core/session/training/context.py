@@ -14,8 +14,6 @@ from isotrain.core.contracts.process import ProcessContext, ServerConnection
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.data.sources import ShardedStream
-from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import PluginError, first_of
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
@@ -149,14 +147,9 @@ def _model_stats(
     initial_weights: LoadReport | None,
 ) -> ModelStats:
     weights = group.describe_state(("trainable",)).values()
-    train = loaders.data.train
-    is_uncounted = (
-        train is None
-        or isinstance(train, ShardedStream)
-        or (isinstance(train, BatchStream) and spec.epoch_steps is not None)
-    )
     return ModelStats(
-        samples=None if is_uncounted else len(train),
+        samples=loaders.samples_per_epoch,
+        steps_per_epoch=loaders.steps_per_epoch,
         parameters=sum(weight.size for weight in weights),
         gradient_bytes=sum(weight.full_nbytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],

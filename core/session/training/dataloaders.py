@@ -14,7 +14,11 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader, ToDevice
+from isotrain.core.data.order.named_orders import ordered
+from isotrain.core.data.order.order import Order, sequential, shuffled
+from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.refusals import TRANSFORM
+from isotrain.core.data.sampler import steps_per_epoch
 from isotrain.core.data.sources import ShardedStream, source_notes, stream
 from isotrain.core.data.streaming.rebatch import never_on_device
 from isotrain.core.data.streaming.streams import BatchStream
@@ -100,6 +104,25 @@ class DataLoaders:
         self._group = group
         self._transform = None if spec.transform is None else import_strings.resolve(spec.transform)
 
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Training samples of a pass over the data; None if they are not counted, or there are none."""
+        train = self.data.train
+        is_repeated_stream = isinstance(train, BatchStream) and self._spec.epoch_steps is not None
+        if train is None or isinstance(train, ShardedStream) or is_repeated_stream:
+            return None
+        return len(train) if self._order is None else self._order.samples
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Steps of an epoch; None where samples are not counted, and the spec does not say it."""
+        spec, samples = self._spec, self.samples_per_epoch
+        if samples is None or spec.epoch_steps is not None:
+            return spec.epoch_steps
+        if self._order is not None:
+            return self._order.steps_per_epoch
+        return steps_per_epoch(samples, self._global_batch_size, spec.drop_remainder)
+
     def notes(self) -> list[str]:
         """Plan notes on options of the user's own data loaders that are not honoured, without repeats."""
         sources = (self.data.train, *self.data.all_validation.values())
@@ -125,8 +148,8 @@ class DataLoaders:
             replicas=self._group.replicas,
             local_replicas=local_replicas,
             seed=self._spec.seed,
-            shuffle=self._spec.shuffle,
             drop_remainder=self._spec.drop_remainder,
+            order=self._order,
             gradient_accumulation_steps=self._spec.gradient_accumulation_steps,
             transform=self._transform,
             tries_transform=self._group.replicas > 1
@@ -141,6 +164,27 @@ class DataLoaders:
             state_seconds=None if self._spec.checkpoint is None else STREAM_STATE_SECONDS,
         )
 
+    @functools.cached_property
+    def _order(self) -> Order | None:
+        """Order of the training samples; None for a stream, or without training data."""
+        train, spec = self.data.train, self._spec
+        if train is None or isinstance(train, ShardedStream | BatchStream):
+            if spec.order is not None:
+                raise DataError(
+                    "order: the data are a stream, which has its own order. Leave it out, or give data by"
+                    " position, such as arrays or a map-style data set."
+                )
+            return None
+        data = Samples.of(
+            train,
+            global_batch_size=self._global_batch_size,
+            seed=spec.seed,
+            drop_remainder=spec.drop_remainder,
+        )
+        if spec.order is None:
+            return shuffled(data) if spec.shuffle else sequential(data)
+        return ordered(data, spec.order.name, spec.order.options)
+
     def evaluation(self, source: Any) -> Loader:
         """The loader of one unshuffled pass over a data set, for the local replicas."""
         return Loader(
@@ -149,7 +193,6 @@ class DataLoaders:
             replicas=self._group.replicas,
             local_replicas=self._group.local_replicas,
             seed=self._spec.seed,
-            shuffle=False,
             drop_remainder=False,
             epochs=1,
             to_device=self.to_device,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from typing import Any
 
 import numpy as np
 
 from isotrain.core.data.arrays import ArraySource, arrays
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.loader import Loader
+from isotrain.core.data.order.order import shuffled
+from isotrain.core.data.order.samples import Samples
 
 
 def source_of(length: int) -> ArraySource:
@@ -30,7 +33,16 @@ def loader(length: int, **options) -> Loader:
     chosen.setdefault("local_replicas", range(chosen["replicas"]))
     if "steps" in options:
         chosen["epochs"] = None
-    return Loader(chosen.pop("source", None) or source_of(length), **chosen)
+    source = chosen.pop("source", None) or source_of(length)
+    if chosen.pop("shuffle") and chosen["global_batch_size"] > 0:
+        chosen["order"] = shuffled(samples_of(source, **chosen))
+    return Loader(source, **chosen)
+
+
+def samples_of(source: Sized, **options: Any) -> Samples:
+    """The samples of a source, with those of a loader's options that matter to an order."""
+    names = ("global_batch_size", "seed", "drop_remainder")
+    return Samples.of(source, **{name: options[name] for name in names})
 
 
 def real(micro_batch: Slice) -> list[int]:

@@ -39,7 +39,6 @@ def loader(source: object, **options: object) -> Loader:
         "global_batch_size": 8,
         "replicas": 1,
         "seed": 5,
-        "shuffle": False,
         "drop_remainder": False,
         "prefetch": 0,
         "epochs": 2,

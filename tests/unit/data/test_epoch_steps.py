@@ -14,6 +14,8 @@ from unit.data.test_sharded_streams import Stream
 from unit.data.test_stream_states import Numbered, Shuffled
 
 from isotrain.core.data.arrays import InputsAndTargets, arrays
+from isotrain.core.data.order.order import shuffled
+from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.sources import as_source, stream
 from isotrain.core.errors import DataError
 
@@ -107,7 +109,8 @@ def test_a_stream_that_ends_is_read_again(
 
 
 def test_samples_by_position_have_a_new_order_in_each_pass() -> None:
-    options = {"shuffle": True, "global_batch_size": 8}
+    data = Samples.of(arrays(INPUTS, TARGETS), global_batch_size=8, seed=5, drop_remainder=False)
+    options = {"order": shuffled(data), "global_batch_size": 8}
     passes = list(loader(arrays(INPUTS, TARGETS), epochs=3, **options))
     batches = list(loader(arrays(INPUTS, TARGETS), epochs=None, steps=9, epoch_steps=2, **options))
     assert samples_of(batches) == samples_of(passes)

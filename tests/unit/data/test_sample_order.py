@@ -10,45 +10,54 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isotrain.core.data import sampler
+from isotrain.core.data.order.order import shuffled
+from isotrain.core.data.order.permutation import permutation
+from isotrain.core.data.order.samples import Columns, Samples
 from isotrain.core.errors import DataError
 
 lengths = st.integers(1, 200)
 batches = st.integers(1, 64)
 seeds = st.integers(0, 2**70)
 
+
+def samples(length, **options):
+    chosen = {"global_batch_size": 4, "seed": 1, "drop_remainder": False} | options
+    return Samples(length, columns=Columns(None), **chosen)
+
+
 GOLDEN = {(7, 0): [4, 2, 1, 8, 6, 7, 3, 9, 5, 0], (7, 1): [3, 5, 6, 8, 1, 9, 7, 0, 4, 2]}
 
 
 @given(seed=seeds, epoch=st.integers(0, 1000), length=lengths)
 def test_permutation_holds_each_sample_once_and_is_repeatable(seed, epoch, length):
-    drawn = sampler.permutation(seed, epoch, length, shuffle=True)
+    drawn = permutation(seed, (epoch,), length)
     assert drawn.dtype == np.int64
     assert sorted(drawn.tolist()) == list(range(length))
-    assert drawn.tolist() == sampler.permutation(seed, epoch, length, shuffle=True).tolist()
+    assert drawn.tolist() == permutation(seed, (epoch,), length).tolist()
 
 
 def test_permutation_values_are_fixed():
     """Other values would change every recorded loss curve, and break resuming old runs."""
-    assert sampler.permutation(7, 0, 10, shuffle=True).tolist() == GOLDEN[7, 0]
-    assert sampler.permutation(7, 1, 10, shuffle=True).tolist() == GOLDEN[7, 1]
+    assert permutation(7, (0,), 10).tolist() == GOLDEN[7, 0]
+    assert permutation(7, (1,), 10).tolist() == GOLDEN[7, 1]
 
 
 def test_permutation_ignores_the_global_random_state():
     np.random.seed(1)
-    first = sampler.permutation(3, 0, 100, shuffle=True)
+    first = permutation(3, (0,), 100)
     np.random.seed(2)
-    assert first.tolist() == sampler.permutation(3, 0, 100, shuffle=True).tolist()
+    assert first.tolist() == permutation(3, (0,), 100).tolist()
 
 
 @pytest.mark.parametrize("other", [(1, 0), (0, 1), (2**32, 0)])
 def test_seed_and_epoch_each_change_the_order(other):
-    first = sampler.permutation(0, 0, 100, shuffle=True).tolist()
-    assert first != sampler.permutation(*other, 100, shuffle=True).tolist()
+    first = permutation(0, (0,), 100).tolist()
+    assert first != permutation(other[0], other[1:], 100).tolist()
 
 
 def test_seed_and_epoch_are_not_interchangeable():
     orders = {
-        tuple(sampler.permutation(seed, epoch, 50, shuffle=True))
+        tuple(permutation(seed, (epoch,), 50))
         for seed in (0, 1, 2, 2**32, 2**32 + 1)
         for epoch in range(3)
     }
@@ -58,31 +67,30 @@ def test_seed_and_epoch_are_not_interchangeable():
 def test_each_position_gets_each_sample_about_equally_often():
     counts = np.zeros((8, 8))
     for epoch in range(4000):
-        counts[np.arange(8), sampler.permutation(0, epoch, 8, shuffle=True)] += 1
+        counts[np.arange(8), permutation(0, (epoch,), 8)] += 1
     assert np.abs(counts - 500).max() < 5 * np.sqrt(500)
-
-
-def test_unshuffled_order_is_that_of_the_source():
-    assert sampler.permutation(5, 3, 6, shuffle=False).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_negative_seed_is_refused():
     with pytest.raises(DataError, match=r"seed: expected 0 or more, received -1"):
-        sampler.permutation(-1, 0, 6, shuffle=True)
+        permutation(-1, (0,), 6)
 
 
 @given(length=lengths, size=batches)
 def test_global_batches_cover_the_epoch_once(length, size):
-    samples = sampler.permutation(1, 2, length, shuffle=True)
-    steps = sampler.steps_per_epoch(length, size, drop_remainder=False)
-    parts = [sampler.global_batch_indices(samples, t, size) for t in range(steps)]
-    assert np.concatenate(parts).tolist() == samples.tolist()
+    order = shuffled(samples(length, global_batch_size=size))
+    parts = [order.epoch(2)(step) for step in range(order.steps_per_epoch)]
+    assert np.concatenate(parts).tolist() == permutation(1, (2,), length).tolist()
     assert all(len(part) == size for part in parts[:-1])
-    assert len(parts[-1]) > 0
+    assert {len(part) for part in parts} == order.batch_sizes
 
 
 @given(length=lengths, size=batches)
 def test_dropping_the_remainder_leaves_full_global_batches(length, size):
+    if length < size:
+        with pytest.raises(DataError, match="not one global batch"):
+            sampler.steps_per_epoch(length, size, drop_remainder=True)
+        return
     steps = sampler.steps_per_epoch(length, size, drop_remainder=True)
     assert steps * size <= length < (steps + 1) * size
 

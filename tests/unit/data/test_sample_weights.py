@@ -49,7 +49,6 @@ def slices(source: Any, **options: Any) -> Iterator[Any]:
         "epochs": 1,
     }
     chosen |= {
-        "shuffle": True,
         "drop_remainder": False,
         "gradient_accumulation_steps": 2,
         **options,

@@ -177,7 +177,7 @@ def test_measures_complete_the_plan(host: PluginManager) -> None:
     found = complete_plan(
         made,
         ResolvedSpec(spec(), host),
-        ModelStats(samples=25, parameters=6, gradient_bytes=24, weight_shapes=[(2, 3)]),
+        ModelStats(25, 6, 24, [(2, 3)], steps_per_epoch=3),
     )
     assert (found.steps_per_epoch, found.total_steps) == (3, 9)
     assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)
@@ -307,7 +307,7 @@ def test_a_strategy_is_validated_once_per_plan_and_configured_once(host: PluginM
     resolved = ResolvedSpec(spec(strategy="counting"), host)
     made = make_plan(resolved, backend="declared", replicas=3)
     make_plan(resolved, backend="declared", replicas=1)  # to measure the model
-    stats = ModelStats(samples=25, parameters=6, gradient_bytes=24, weight_shapes=[(2, 3)])
+    stats = ModelStats(25, 6, 24, [(2, 3)], steps_per_epoch=3)
     complete_plan(made, resolved, stats)
     assert isinstance(resolved.strategy, Counting)
     assert resolved.strategy.validated == [3, 1]

@@ -590,3 +590,40 @@ def test_each_update_needs_an_objective_and_an_optimizer() -> None:
         SpecError, match=r"updates\.a\.objective: missing(.|\n)*updates\.a\.optimizer"
     ):
         make(**fields)
+
+
+@pytest.mark.parametrize("name", ["sequential", "shuffled"])
+def test_an_order_by_name_sets_shuffle(name: str) -> None:
+    spec = make(order=name)
+    assert spec.shuffle is (name == "shuffled")
+    again = TrainingSpec(**spec.to_dict())
+    assert (again.order, again.shuffle) == (spec.order, spec.shuffle)
+    with pytest.raises(SpecError, match=r"shuffle: got .*; expected .*leave shuffle out"):
+        make(order=name, shuffle=not spec.shuffle)
+
+
+def test_orders_take_columns_and_callables() -> None:
+    weighted = make(order={"name": "weighted", "weights": "math:hypot"}).order
+    assert weighted.options["weights"] is math.hypot
+    balanced = make(order={"name": "balanced"}).order
+    assert balanced.options == {"by": "targets", "samples": None}
+    called = make(order="math:hypot").order
+    assert (called.name, called.options) == ("call", {"call": math.hypot})
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("lengths", r"order.name: got 'lengths'; expected one of sequential, shuffled, weighted"),
+        ({"name": "weighted"}, r"order.weights: missing"),
+        ({"name": "repeated", "times": 0}, r"order.times: got 0; expected an integer >= 1"),
+        (
+            {"name": "by-length", "lengths": "x", "buckets": [9, 4]},
+            r"order.buckets: got \[9, 4\]; expected lengths in ascending order",
+        ),
+        ({"name": "by-length", "lengths": "x", "buckets": 4}, r"order.buckets: got 4"),
+    ],
+)
+def test_faulty_orders_are_named(order: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make(order=order)

@@ -1,0 +1,226 @@
+"""The orders that a spec can name, beside sequential and shuffled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from isotrain.core.data.order.by_length import by_length
+from isotrain.core.data.order.order import Order, equal_batches, numbered, sequential, shuffled
+from isotrain.core.data.order.permutation import Positions, permutation, random_of
+from isotrain.core.data.order.samples import Column, Samples, values_of
+from isotrain.core.errors import DataError
+
+if TYPE_CHECKING:
+    from isotrain.core.data.sampler import Indices
+
+
+def weighted(
+    data: Samples, *, weights: Column, samples: int | None = None, replacement: bool = True
+) -> Order:
+    """Samples drawn with probabilities proportional to their weights.
+
+    Without replacement these are the smallest of exponential variables with the weights as rates, in that
+    order (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006).
+
+    Args:
+        data: The samples.
+        weights: Weight of each sample, 0 or more.
+        samples: Number of samples in an epoch; None for the length of the data set, or, without replacement,
+            for all whose weight is not 0.
+        replacement: Whether a sample may be drawn again in the same epoch.
+
+    Raises:
+        DataError: Weights are negative or not finite, or fewer samples have one than are to be drawn.
+    """
+    values = values_of(weights, data, "order.weights").astype(np.float64)
+    if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
+        raise DataError("order.weights: expected finite numbers, 0 or more, and not all of them 0.")
+    drawable = np.flatnonzero(values)
+    count = samples or (data.length if replacement else len(drawable))
+    if not replacement and count > len(drawable):
+        raise DataError(
+            f"order.samples: {count} without replacement; expected at most the {len(drawable)} samples whose"
+            " weight is not 0."
+        )
+    bounds = np.cumsum(values[drawable])
+
+    def positions(epoch: int) -> Indices:
+        random = random_of(data.seed, epoch, 1)
+        if not replacement:
+            return drawable[
+                np.argsort(random.standard_exponential(len(bounds)) / values[drawable])[:count]
+            ]
+        drawn = np.searchsorted(bounds, random.random(count) * bounds[-1], side="right")
+        return numbered(drawable[np.minimum(drawn, len(drawable) - 1)], data.length)
+
+    return equal_batches(data, positions, count, repeats=replacement)
+
+
+def balanced(data: Samples, *, by: Column = "targets", samples: int | None = None) -> Order:
+    """Classes in equal numbers, in every global batch up to one or two samples.
+
+    All samples of a class are used before one of them is again, over the epochs too.
+
+    Args:
+        data: The samples.
+        by: Class of each sample.
+        samples: Number of samples in an epoch; None for the length of the data set.
+    """
+    classes = values_of(by, data, "order.by")
+    if classes.dtype.kind == "f" and not np.equal(classes, np.round(classes)).all():
+        raise DataError("order.by: expected classes as whole numbers; received other numbers.")
+    _, class_of = np.unique(classes, return_inverse=True)
+    groups = [np.flatnonzero(class_of == number) for number in range(class_of.max() + 1)]
+    return interleaved(
+        data, [(len(group), group.__getitem__) for group in groups], [1.0] * len(groups), samples
+    )
+
+
+Part = tuple[int, Callable[["Indices"], "Indices"]]
+"""Samples of a part of the data: their number, and a function from ranks in the part to positions."""
+
+
+def interleaved(
+    data: Samples, parts: Sequence[Part], ratios: Sequence[float], samples: int | None = None
+) -> Order:
+    """Parts of the data mixed by ratios, each shuffled and begun again when it has been used up.
+
+    The samples of a part are spread evenly over the epoch, with a random offset each. The next epoch
+    continues in each part where this one ends.
+
+    Args:
+        data: The samples.
+        parts: The parts, none of them empty.
+        ratios: Ratio of each part, larger than 0.
+        samples: Number of samples in an epoch; None for the length of the data set.
+    """
+    total = samples or data.length
+    counts = _apportioned(total, ratios)
+
+    def positions(epoch: int) -> Indices:
+        random = random_of(data.seed, epoch, 1)
+        moments, drawn = [], []
+        for number, ((length, position_of), count) in enumerate(zip(parts, counts, strict=True)):
+            moments.append((np.arange(count) + random.random(count)) / max(count, 1))
+            ranks = _continued(data.seed, number, length, epoch * count, count)
+            drawn.append(position_of(ranks))
+        order = np.argsort(np.concatenate(moments), kind="stable")
+        return numbered(np.concatenate(drawn)[order], data.length)
+
+    return equal_batches(data, positions, total, repeats=True)
+
+
+def _apportioned(total: int, ratios: Sequence[float]) -> list[int]:
+    """Whole numbers in these ratios that add up to `total`, by the largest remainders."""
+    exact = np.array(ratios) / sum(ratios) * total
+    counts = np.floor(exact).astype(np.int64)
+    largest = np.argsort(counts - exact, kind="stable")[: total - counts.sum()]
+    counts[largest] += 1
+    return [int(count) for count in counts]
+
+
+def _continued(seed: int, part: int, length: int, start: int, count: int) -> Indices:
+    """Ranks `start` to `start + count` in an endless row of permutations of a part, int64 [count]."""
+    drawn = [np.empty(0, dtype=np.int64)]
+    while count:
+        cycle, first = divmod(start, length)
+        last = min(length, first + count)
+        drawn.append(permutation(seed, (cycle, 2, part), length)[first:last])
+        start, count = start + last - first, count - (last - first)
+    return np.concatenate(drawn)
+
+
+def repeated(data: Samples, *, times: int) -> Order:
+    """Each sample several times in a row, with random numbers of its own each (repeated augmentation).
+
+    See Hoffer et al., "Augment your batch", CVPR 2020. The order of samples is shuffled.
+
+    Args:
+        data: The samples.
+        times: How often each sample occurs in its global batch.
+
+    Raises:
+        DataError: The occurrences of a sample would be in two global batches.
+    """
+    if data.global_batch_size % times:
+        raise DataError(
+            f"order.times: {times} with a global batch of {data.global_batch_size}; expected a divisor of it,"
+            " so that all occurrences of a sample are in one global batch."
+        )
+
+    def positions(epoch: int) -> _Repeated:
+        return _Repeated(permutation(data.seed, (epoch,), data.length), data.length, times)
+
+    return equal_batches(data, positions, data.length * times, repeats=True)
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """Positions, each of them several times in a row."""
+
+    positions: Positions
+    length: int
+    times: int
+
+    def __getitem__(self, ranks: slice) -> Indices:
+        occurrences = np.arange(ranks.start, ranks.stop)
+        samples: Indices = self.positions[ranks.start // self.times : -(-ranks.stop // self.times)]
+        result: Indices = np.repeat(samples, self.times) + self.length * (occurrences % self.times)
+        return result
+
+
+def called(data: Samples, *, call: Callable[..., Any]) -> Order:
+    """An order of your own, from a function `(seed, epoch, length, columns) -> positions`.
+
+    Raises:
+        DataError: The positions are no whole numbers from 0 to `length - 1`, or their number differs between
+            epochs.
+    """
+
+    @lru_cache(maxsize=1)
+    def positions(epoch: int) -> Indices:
+        made = np.asarray(call(data.seed, epoch, data.length, data.columns))
+        if made.ndim != 1 or made.dtype.kind not in "iu" or not made.size:
+            raise DataError(
+                "order: expected the callable to return positions, whole numbers of shape [samples];"
+                f" received {made.dtype} of shape {list(made.shape)} for epoch {epoch}."
+            )
+        if made.min() < 0 or made.max() >= data.length:
+            raise DataError(
+                f"order: expected positions from 0 to {data.length - 1}, received {made.min()} to"
+                f" {made.max()} for epoch {epoch}."
+            )
+        return numbered(made.astype(np.int64), data.length)
+
+    count = len(positions(0))
+
+    def checked(epoch: int) -> Indices:
+        if len(positions(epoch)) != count:
+            raise DataError(
+                f"order: expected equally many positions in every epoch, received {count} for epoch 0 and"
+                f" {len(positions(epoch))} for epoch {epoch}."
+            )
+        return positions(epoch)
+
+    return equal_batches(data, checked, count, repeats=True)
+
+
+_ORDERS: dict[str, Callable[..., Order]] = {
+    "sequential": sequential,
+    "shuffled": shuffled,
+    "weighted": weighted,
+    "balanced": balanced,
+    "repeated": repeated,
+    "by-length": by_length,
+    "call": called,
+}
+
+
+def ordered(data: Samples, name: str, options: Mapping[str, Any]) -> Order:
+    """The order of a name, with its options."""
+    return _ORDERS[name](data, **options)

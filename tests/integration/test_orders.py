@@ -1,0 +1,145 @@
+"""Orders of the spec on every backend: the same samples and losses for any replicas, and after a resume."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance.backends import param
+
+import isotrain
+from isotrain.testing.consecutive_sessions import launched_in_turn
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = 40
+LENGTHS = np.random.default_rng(1).choice([4, 8, 12], SAMPLES)
+CLASSES = np.arange(SAMPLES) % 5 // 4
+
+
+def model() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((12,)), keras.layers.Dense(1)])
+
+
+def data() -> isotrain.DataSet:
+    features = np.random.default_rng(0).standard_normal((SAMPLES, 12))
+    return isotrain.DataSet((features, features.sum(1, keepdims=True) + CLASSES[:, None]))
+
+
+def lengths(columns: Any) -> np.ndarray:
+    return LENGTHS
+
+
+def classes(columns: Any) -> np.ndarray:
+    return np.ravel(columns["targets"] > 0)
+
+
+def easiest_first(seed: int, epoch: int, length: int, columns: Any) -> np.ndarray:
+    """A curriculum: the 24 samples with the smallest targets, then all of these in reverse."""
+    order = np.argsort(np.ravel(columns["targets"]), kind="stable")[:24]
+    return order if epoch % 2 == 0 else order[::-1]
+
+
+def noisy(inputs: Any, targets: Any, random: Any) -> Any:
+    return inputs + random.normal(0.0, 0.1, (12,)), targets
+
+
+def spec(order: Any, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": model,
+        "data": data,
+        "order": order,
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.0625},
+        "global_batch_size": 8,
+        "steps": 12,
+        "precision": "float64",
+        "threads": 1,
+        "device": "cpu",
+        **fields,
+    }
+
+
+TOKENS = {"name": "by-length", "lengths": lengths, "buckets": [4, 8, 12], "tokens": 64}
+SPECS = {
+    "by length, accumulated": spec(
+        TOKENS, global_batch_size=16, epoch_steps=4, gradient_accumulation_steps=2
+    ),
+    "weighted": spec({"name": "weighted", "weights": classes}, transform=noisy),
+    "balanced": spec({"name": "balanced", "by": classes}),
+    "repeated": spec({"name": "repeated", "times": 4}, transform=noisy),
+    "call": spec(easiest_first),
+}
+
+
+def trained(session: isotrain.Session, name: str) -> list[tuple[int, int, float]]:
+    return [stepped(session, batch) for batch in session.batches()]
+
+
+def stepped(session: isotrain.Session, batch: Any) -> tuple[int, int, float]:
+    session.step(batch)
+    assert session.last_loss is not None
+    return batch.size, batch.epoch, session.last_loss
+
+
+@functools.cache
+def results(backend: str, replicas: int) -> dict[str, Any]:
+    return launched_in_turn(SPECS, trained, backend, replicas)[0]
+
+
+CELLS = [
+    ("torch-ddp", 2),
+    ("torch-ddp", 3),
+    ("tf-mirrored", 3),
+    ("tf-multiworker", 2),
+    ("horovod-torch", 2),
+    ("horovod-tf", 2),
+]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("backend", "replicas"), [param(*cell) for cell in CELLS])
+def test_steps_are_those_of_one_replica(backend: str, replicas: int, name: str) -> None:
+    expected, found = results("torch-ddp", 1)[name], results(backend, replicas)[name]
+    assert [step[:2] for step in found] == [step[:2] for step in expected]
+    assert [step[2] for step in found] == pytest.approx([step[2] for step in expected], rel=1e-11)
+
+
+def test_sizes_follow_the_budget_and_epochs_the_steps() -> None:
+    steps = results("torch-ddp", 1)["by length, accumulated"]
+    assert {size for size, _, _ in steps} >= {5, 8, 9}
+    assert [epoch for _, epoch, _ in steps] == [step // 4 for step in range(12)]
+
+
+def test_a_resumed_run_continues_within_a_pass(tmp_path: Path) -> None:
+    fields = spec(TOKENS, global_batch_size=16, epoch_steps=3, transform=noisy)
+    fields["checkpoint"] = {"every_steps": 5}
+    losses = []
+    for folder, steps, backend, replicas in (
+        ("whole", 12, "torch-ddp", 2),
+        ("first", 5, "torch-ddp", 2),
+        ("rest", 12, "tf-mirrored", 3),
+    ):
+        result = isotrain.run(
+            {**fields, "steps": steps},
+            backend=backend,
+            replicas=replicas,
+            run_directory=tmp_path / folder,
+            resume=tmp_path / "first" if folder == "rest" else None,
+            on_event=lambda _: None,
+        )
+        losses.append(result.final_loss)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-11)
+    with pytest.raises(isotrain.IsotrainError, match=r"order.tokens: 64 in the checkpoint, 72 now"):
+        isotrain.run(
+            {**fields, "order": {**TOKENS, "tokens": 72}},
+            backend="torch-ddp",
+            run_directory=tmp_path / "other",
+            resume=tmp_path / "first",
+            on_event=lambda _: None,
+        )
