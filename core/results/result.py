@@ -35,8 +35,8 @@ class History:
     """The history of a run, by step and by epoch.
 
     Attributes:
-        loss: Mean loss of every step's global batch. NaN, as the rate, for steps that were dropped (with a
-            warning) since the launcher read too slowly.
+        loss: Mean loss of every step's global batch; of a step that was taken again, the last. NaN, as the
+            rate, for steps that were dropped (with a warning) since the launcher read too slowly.
         learning_rate: Learning rate of every step.
         epochs: One record per epoch: `epoch`, `step`, `loss` (the mean over its samples), the training
             metrics by name, and those of the evaluation as `validation_<name>`.
@@ -183,6 +183,8 @@ def read_history(run_directory: Path) -> History:
     for event in read_events(steps):
         if isinstance(event, Steps):
             first = value(int, event.first, f"{steps}: first")
+            if next_step is not None and first < next_step:
+                del history.loss[first - next_step :], history.learning_rate[first - next_step :]
             gap = [math.nan] * max(0, first - (first if next_step is None else next_step))
             history.loss.extend(gap)
             history.learning_rate.extend(gap)

@@ -205,7 +205,9 @@ class Checkpointer:
         trainer_state.skipped_in_a_row = dict(saved.skipped_in_a_row)
         trainer_state.values = saved.values
         trainer_state.best_steps = list(saved.best_steps) if is_from_this_run else []
-        self._step_logger.resume_from(saved.step, saved.epoch_loss, saved.epoch_samples)
+        self._step_logger.resume_from(
+            saved.step, saved.last_loss, saved.epoch_loss, saved.epoch_samples
+        )
 
     def restore_best(self) -> None:
         """Loads the weights of the best checkpoint, as `Session.restore_best`."""

@@ -11,6 +11,7 @@ from integration import named_updates
 from integration.named_updates import native, portable, spec, train_plain
 
 import isotrain
+from isotrain.core.results.result import read_history
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
 MODELS = {"portable": portable, "native": {"torch": native}}
@@ -93,6 +94,30 @@ def test_updates_are_recorded_and_resumed(tmp_path: Path) -> None:
     last = {name.removeprefix("validation_"): value for name, value in whole.metrics.items()}
     assert isotrain.evaluate(whole, replicas=1) == pytest.approx(last, rel=1e-12)
     assert isotrain.evaluate(whole, spec=fields, metrics=[]) == pytest.approx(last, rel=1e-12)
+
+
+def saved_between(session: isotrain.Session) -> list[float]:
+    losses = []
+    for batch in session.batches():
+        loss = float(session.step(batch, "critic"))
+        session.save()
+        losses.append(loss + float(session.step(batch, "generator")))
+        session.save_if_due()
+        if batch.is_last_of_epoch:
+            session.end_epoch(batch.epoch, {})
+    return losses
+
+
+def test_a_record_has_all_updates_of_a_step_that_is_saved_between_them(tmp_path: Path) -> None:
+    fields = spec(MODELS["native"], checkpoint={"every_steps": 3})
+    (losses,) = isotrain.launch(
+        saved_between, fields, backend="torch-ddp", replicas=1, run_directory=tmp_path / "run"
+    )
+    history = read_history(tmp_path / "run")
+    assert history.loss == pytest.approx(losses, rel=1e-12)
+    assert len(history.learning_rate) == len(losses)
+    means = [np.average(losses[start:][:4], weights=[8, 8, 8, 4]) for start in (0, 4)]
+    assert [epoch["loss"] for epoch in history.epochs] == pytest.approx(means, rel=1e-12)
 
 
 def test_a_pattern_that_fits_no_weight_is_refused() -> None:

@@ -82,23 +82,30 @@ class StepLogger:
         return cls(reporter, stopwatch, total_steps, nan_guard, is_silent=not reports)
 
     def add(
-        self, batch: Batch, loss: Tensor, learning_rate: float, *, may_continue: bool = False
+        self,
+        batch: Batch,
+        loss: Tensor,
+        learning_rate: float,
+        *,
+        may_continue: bool = False,
+        continues: bool = False,
     ) -> None:
         """Records a step, whose mean loss, a scalar tensor, may not be computed yet.
 
         Args:
             batch: Batch of the step.
-            loss: Mean loss of the step. If the last call was of the same step and may be continued, the
-                record has the sum of both.
+            loss: Mean loss of the step, the sum over its updates so far.
             learning_rate: Learning rate of the step.
             may_continue: Whether a later call may be of the same step: its record is sent after the next.
+            continues: Whether the last call was of the same step, whose record this one replaces.
         """
         if self.is_silent:
             return
-        if self._may_continue and batch.step == self._first + len(self._losses) - 1:
-            if self._losses:
-                self._losses[-1] = self._losses[-1] + loss
+        if continues and self._losses:
+            self._losses[-1] = loss
             return
+        if continues and self._epoch_samples and self._newest_reported is not None:
+            self._count_in_epoch(self._newest_reported, -batch.size)
         self._may_continue = may_continue
         if batch.step != self._first + len(self._losses):  # after a seek
             self.flush()
@@ -147,13 +154,22 @@ class StepLogger:
         """Loss sum (each loss times its samples) and number of samples reported since `epoch_loss`."""
         return self._epoch_sum, self._epoch_samples
 
-    def resume_from(self, step: int, epoch_sum: float, epoch_samples: int) -> None:
-        """Continues from a checkpoint: next step, and loss sum and samples of its epoch so far."""
+    def resume_from(
+        self, step: int, last_loss: float | None, epoch_sum: float, epoch_samples: int
+    ) -> None:
+        """Continues from a checkpoint.
+
+        Args:
+            step: Next step.
+            last_loss: Loss of the step before; None before the first.
+            epoch_sum: Loss sum of the epoch so far, as `epoch_so_far`.
+            epoch_samples: Number of samples of the epoch so far.
+        """
         if self.is_silent:
             return
         self.flush()
         self._steps_due = 0.0  # the first step is reported at once, as in a new run
-        self._first = step
+        self._first, self._newest_reported = step, last_loss
         self._epoch_sum, self._epoch_samples = epoch_sum, epoch_samples
 
     def _report_progress(self, batch: Batch) -> None:
@@ -194,15 +210,16 @@ class StepLogger:
         self._reporter.emit(Steps(first=self._first, losses=losses, learning_rates=rates))
         sizes = self._sizes[:count]
         for loss, size in zip(losses, sizes, strict=True):
-            if self._nan_guard.counts(loss):
-                self._epoch_sum += (
-                    loss * size
-                )  # one by one: however blocks are cut, to the same bits
-                self._epoch_samples += size
+            self._count_in_epoch(loss, size)  # one by one: however blocks are cut, to the same bits
         del self._losses[:count], self._rates[:count], self._sizes[:count]
         self._first += count
         self._newest_reported = losses[-1]
         self._nan_guard.check(self._first - count, losses)
+
+    def _count_in_epoch(self, loss: float, samples: int) -> None:
+        if self._nan_guard.counts(loss):
+            self._epoch_sum += loss * samples
+            self._epoch_samples += samples
 
     def _ready_scalars(self) -> int:
         """Number of records of scalars that can be reported without waiting."""

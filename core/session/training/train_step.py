@@ -329,7 +329,13 @@ class TrainLoop:
         if is_done:
             self.finish()
         rate = updates[0].last_rate(rates[0])
-        self.step_logger.add(batch, loss, rate, may_continue=update is not None)
+        self.step_logger.add(
+            batch,
+            trainer_state.last_loss,
+            rate,
+            may_continue=update is not None,
+            continues=continues,
+        )
         if self._named_updates:
             scalars = {
                 each.scalar_name("loss"): loss for each, loss in zip(updates, losses, strict=True)

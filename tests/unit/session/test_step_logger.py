@@ -103,7 +103,7 @@ def test_slow_steps_are_reported_after_some_seconds(
 
 def test_the_first_step_of_a_resumed_run_is_reported_at_once(heard: Heard) -> None:
     own = reports(heard)
-    own.resume_from(5, 0.0, 0)
+    own.resume_from(5, None, 0.0, 0)
     own.add(batch(5), 1.0, 0.1)
     own.add(batch(6), 1.0, 0.1)
     assert [step for step, _, _ in told(heard)] == [5]
@@ -130,6 +130,18 @@ def test_a_late_loss_is_not_waited_for(heard: Heard) -> None:
     own.flush()
     assert told(heard)[20:22] == [(20, 4.0, 0.1), (21, 1.0, 0.1)]
     assert len(told(heard)) == len(losses)
+
+
+def test_a_step_that_goes_on_after_a_report_is_reported_again(heard: Heard) -> None:
+    own = reports(heard)
+    for loss in (1.0, 3.0):
+        own.add(batch(0), loss, 0.1, may_continue=True, continues=loss > 1)
+    own.add(batch(1), 5.0, 0.1, may_continue=True)
+    own.flush()
+    own.add(batch(1), 7.0, 0.1, may_continue=True, continues=True)
+    own.flush()
+    assert told(heard) == [(0, 3.0, 0.1), (1, 5.0, 0.1), (1, 7.0, 0.1)]
+    assert own.epoch_loss() == (3.0 + 7.0) / 2
 
 
 def test_going_back_is_reported(heard: Heard) -> None:
