@@ -53,7 +53,7 @@ class WholeSetMetrics:
         return {
             full_name: number
             for name, metric in self._metrics.items()
-            for full_name, number in _numbers(name, self._value(metric, targets, predictions))
+            for full_name, number in self._numbers(name, self._value(metric, targets, predictions))
         }
 
     def _value(self, metric: Any, targets: Any, predictions: Any) -> Any:
@@ -61,26 +61,28 @@ class WholeSetMetrics:
             metric.reset_state()
         elif hasattr(metric, "reset"):  # torchmetrics
             metric.reset()
-            return metric(self._group.tensor(predictions), self._group.tensor(targets))
+            predictions, targets = self._group.tensor(predictions), self._group.tensor(targets)
+            if hasattr(metric, "to"):
+                metric = metric.to(predictions.device)
+            return metric(predictions, targets)
         return metric(targets, predictions)
+
+    def _numbers(self, name: str, value: Any) -> Iterator[tuple[str, float]]:
+        """The numbers that a metric returned, each with its name; a tensor may be on any device."""
+        if isinstance(value, Mapping):
+            for key, part in value.items():
+                yield from self._numbers(f"{name}/{key}", part)
+            return
+        array = self._group.numpy(value) if hasattr(value, "numpy") else np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise SpecError(
+                f"metrics_over_all: {name!r}: expected a number, an array or a dict of numbers, received"
+                f" {type(value).__name__}."
+            )
+        for index, number in np.ndenumerate(array):
+            yield "/".join([name, *map(str, index)]), float(number)
 
 
 def _made(reference: Any) -> Any:
     metric = import_strings.resolve(reference)
     return metric() if isinstance(metric, type) else metric
-
-
-def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """The numbers that a metric returned, each with its name."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _numbers(f"{name}/{key}", part)
-        return
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise SpecError(
-            f"metrics_over_all: {name!r}: expected a number, an array or a dict of numbers, received"
-            f" {type(value).__name__}."
-        )
-    for index, number in np.ndenumerate(array):
-        yield "/".join([name, *map(str, index)]), float(number)
