@@ -15,6 +15,7 @@ from isotrain.core.data.pytree import Weighted, joined, map_tree, part_leaves, u
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
+    from isotrain.core.data.order.order import MakeOrder
     from isotrain.core.data.sampler import Indices
 
 Array = NDArray[Any]
@@ -156,7 +157,10 @@ class ArraySource:
     Attributes:
         inputs: An array, or a tuple or dict of arrays, each of shape [samples, ...].
         targets: As `inputs`, or None.
+        order: Order of the data's own; None for that of the spec.
     """
+
+    order: MakeOrder | None = None
 
     def __init__(self, inputs: Any, targets: Any = None) -> None:
         """Keeps arrays or tensors, or tuples and dicts of them, of shape [samples, ...]; copies nothing."""

@@ -12,6 +12,7 @@ from isotrain.core.data.pytree import same_kind
 from isotrain.core.errors import DataError, unknown_name
 
 if TYPE_CHECKING:
+    from isotrain.core.data.order.order import MakeOrder
     from isotrain.core.data.sampler import Indices
 
 _Names = str | Sequence[str] | None
@@ -107,7 +108,10 @@ class MapStyle:
 
     Attributes:
         notes: Notes for the plan, on what differs from the DataLoader it came from.
+        order: Order of the data's own; None for that of the spec.
     """
+
+    order: MakeOrder | None = None
 
     def __init__(
         self,

@@ -13,9 +13,9 @@ from isotrain.core.data.streaming.streams import (
     BatchStream,
     declared_samples,
     is_loader,
-    loads_by_position,
     reader,
 )
+from isotrain.core.data.torch_samplers import order_of, sampler_by_position
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ _UNUSED_WORKERS = (
     "data: the {} worker processes of the DataLoader are not used: every process of the run fetches its"
     " samples in one background thread; where fetching takes longer than a step, prepare the samples"
     " beforehand, as arrays in memory or in .npy files"
+)
+_OWN_ORDER = (
+    "data: the DataLoader's sampler is not one of torch's, so its batches are a stream in its own order:"
+    " every process reads all of them. To read by position, give the data set itself, and as `order` in the"
+    " spec a callable (seed, epoch, length, columns) -> positions"
 )
 
 
@@ -120,8 +125,9 @@ def as_source(value: Any) -> AnySource:
     """Converts user data to a source.
 
     A tuple or list at the top is (inputs, targets) or (inputs,); a dict is named inputs without
-    targets; use `arrays(inputs=..., targets=...)` for anything else. Of a torch `DataLoader` in a standard
-    order, only the data set and its `collate_fn` are used: order and batches are the spec's.
+    targets; use `arrays(inputs=..., targets=...)` for anything else. Of a torch `DataLoader` with
+    samplers of torch, only data set, `collate_fn` and the kind of order are used: batches and seed are the
+    spec's.
 
     Raises:
         DataError: The value is no data set; the message lists what is accepted.
@@ -132,20 +138,30 @@ def as_source(value: Any) -> AnySource:
         return ArraySource(value)  # before Source: tensors have a `gather` method too
     if isinstance(value, Source | ShardedStream | BatchStream):
         return value
-    if is_loader(value) and loads_by_position(value):
-        return _loader_source(value)
+    if is_loader(value) and (sampler := sampler_by_position(value)) is not None:
+        source = _loader_source(value)
+        source.order = order_of(sampler, len(source))
+        return source
     if reader(value) is not None:
-        return stream(value)
+        batches = stream(value)
+        if is_loader(value) and value.batch_sampler is not None and not _is_iterable(value.dataset):
+            batches.notes.append(_OWN_ORDER)
+        return batches
     is_map_style = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     if is_map_style and not isinstance(value, str | type):
         has_columns = hasattr(value, "column_names")
         return BatchIndexed(value) if has_columns else MapStyle(value)
-    if any(kind.__name__ == "IterableDataset" for kind in type(value).__mro__):
+    if _is_iterable(value):
         raise DataError(_ITERABLE_DATASET.format(type(value).__name__))
     raise DataError(_not_accepted(value))
 
 
-def _loader_source(loader: Any) -> Source:
+def _is_iterable(data: Any) -> bool:
+    """Whether data are an `IterableDataset` of torch."""
+    return any(kind.__name__ == "IterableDataset" for kind in type(data).__mro__)
+
+
+def _loader_source(loader: Any) -> ArraySource | MapStyle:
     """A source of the loader's samples; of whole arrays where it only stacks rows of tensors."""
     kind = type(loader.dataset)
     is_plain = f"{kind.__module__}.{kind.__qualname__}" == _TENSOR_DATASET

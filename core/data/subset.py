@@ -24,6 +24,7 @@ from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
+    from isotrain.core.data.order.order import MakeOrder
     from isotrain.core.data.sampler import Indices
 
 
@@ -50,8 +51,13 @@ def split(source: AnySource, fraction: float) -> tuple[Source, Source]:
     """Splits a source in two, in its order: the last fraction of its samples is to validate on.
 
     Raises:
-        DataError: The source is a stream, or one of the parts would be empty.
+        DataError: The source is a stream or has an order of its own, or one of the parts would be empty.
     """
+    if getattr(source, "order", None) is not None:
+        raise DataError(
+            "validation_split: the data have an order of their own, which draws from all samples. Split them"
+            " first, and give both parts as isotrain.DataSet(train, validation)."
+        )
     if isinstance(source, BatchStream | ShardedStream):
         raise DataError(
             "validation_split: a stream has no last part before it is read. Give two streams as"
@@ -83,6 +89,11 @@ class _ClassWeighted:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def order(self) -> MakeOrder | None:
+        """Order of the data's own."""
+        return getattr(self.source, "order", None)
 
     def gather(self, indices: Indices) -> InputsAndTargets:
         return _with_weights(self.source.gather(indices), self.weights)
@@ -122,7 +133,9 @@ def class_weighted(source: AnySource, weights: Mapping[int, float]) -> AnySource
     if isinstance(source, BatchStream):
         return source.changed(functools.partial(_weighted_batch, weights))
     if isinstance(source, ArraySource):
-        return ArraySource(*_with_weights((source.inputs, source.targets), weights))
+        result = ArraySource(*_with_weights((source.inputs, source.targets), weights))
+        result.order = source.order
+        return result
     return _ClassWeighted(source, weights)
 
 

@@ -43,6 +43,9 @@ class Order:
     repeats: bool = False
 
 
+MakeOrder = Callable[[Samples], Order]
+
+
 def equal_batches(
     data: Samples,
     positions: Callable[[int], Positions],

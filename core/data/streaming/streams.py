@@ -86,7 +86,6 @@ _READ_AGAIN = (
     " its second epoch, which differs if it shuffles itself or draws random numbers. Give the number of"
     " samples per epoch, isotrain.sources.stream(batches, samples=N); then nothing is read to count them"
 )
-_MAPPED_IN_ORDER = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 
 
 class BatchStream:
@@ -253,19 +252,6 @@ def declared_samples(value: Any) -> int | None:
     except (AttributeError, TypeError, NotImplementedError):
         return None
     return count - count % value.batch_size if value.drop_last else count
-
-
-def loads_by_position(loader: Any) -> bool:
-    """Whether a loader's batches are samples of its data set by index, in a standard order."""
-    sampler = getattr(loader, "sampler", None)
-    if loader.batch_size is None or type(sampler).__name__ not in _MAPPED_IN_ORDER:
-        return False
-    return type(sampler).__name__ != "RandomSampler" or _gives_each_once(sampler, loader.dataset)
-
-
-def _gives_each_once(sampler: Any, samples: Any) -> bool:
-    """Whether torch's `RandomSampler` yields every sample exactly once."""
-    return not sampler.replacement and sampler.num_samples == len(samples)
 
 
 def _function_batches(function: Callable[[], Any]) -> Iterable[Any]:

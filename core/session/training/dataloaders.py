@@ -181,9 +181,11 @@ class DataLoaders:
             seed=spec.seed,
             drop_remainder=spec.drop_remainder,
         )
-        if spec.order is None:
-            return shuffled(data) if spec.shuffle else sequential(data)
-        return ordered(data, spec.order.name, spec.order.options)
+        if spec.order is not None:
+            return ordered(data, spec.order.name, spec.order.options)
+        if not spec.shuffle:
+            return sequential(data)
+        return (getattr(train, "order", None) or shuffled)(data)
 
     def evaluation(self, source: Any) -> Loader:
         """The loader of one unshuffled pass over a data set, for the local replicas."""

@@ -185,14 +185,22 @@ class PyDataset:
         self.random.shuffle(self.rows)
 
 
+class Drawn(WeightedRandomSampler):
+    """A sampler of one's own."""
+
+
+class Cut(BatchSampler):
+    """A batch sampler of one's own."""
+
+
 def drawn_by_a_sampler() -> DataLoader:
     generator = torch.Generator().manual_seed(7)
-    sampler = WeightedRandomSampler([1.0] * 19 + [30.0], 21, generator=generator)
+    sampler = Drawn([1.0] * 19 + [30.0], 21, generator=generator)
     return DataLoader(Pairs(), batch_size=4, sampler=sampler, drop_last=True)
 
 
 def shuffled_by_torch() -> DataLoader:
-    return DataLoader(Pairs(), batch_sampler=BatchSampler(RandomSampler(Pairs()), 4, False))
+    return DataLoader(Pairs(), batch_sampler=Cut(RandomSampler(Pairs()), 4, False))
 
 
 @pytest.mark.parametrize(

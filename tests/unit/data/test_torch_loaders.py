@@ -13,13 +13,16 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
+    WeightedRandomSampler,
     default_collate,
 )
 from unit.data.stream_samples import INPUTS, TARGETS, Pairs, given_by
 
 from isotrain.core.data.arrays import ArraySource, arrays
 from isotrain.core.data.map_style import MapStyle
+from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.sources import as_source, source_notes
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import class_weighted, split
@@ -70,14 +73,13 @@ def test_a_collate_function_is_used():
 
 
 def test_a_torch_loader_with_a_custom_order_is_a_stream():
-    own = BatchSampler(SequentialSampler(Pairs()), 3, drop_last=False)
     for torch_loader in (
-        DataLoader(Pairs(), batch_sampler=own),
         DataLoader(Pairs(), sampler=list(range(20)), batch_size=3),
         DataLoader(Endless(), batch_size=3),
     ):
         source = as_source(torch_loader)
         assert isinstance(source, BatchStream)
+        assert (source.notes != []) == isinstance(torch_loader.dataset, Pairs)
         assert given_by(source) == given_by(arrays(INPUTS, TARGETS))
 
 
@@ -99,9 +101,45 @@ def test_an_iterable_data_set_of_torch_needs_a_loader() -> None:
         as_source(Endless())
 
 
-@pytest.mark.parametrize("options", [{"num_samples": 7}, {"replacement": True}])
-def test_a_torch_loader_with_a_random_sampler_option_is_a_stream(options):
-    drawn = RandomSampler(Pairs(), **options)
-    source = as_source(DataLoader(Pairs(), sampler=drawn, batch_size=3))
-    assert isinstance(source, BatchStream)
-    assert len(source) == drawn.num_samples
+SAMPLERS = {
+    "some": (RandomSampler(Pairs(), num_samples=7), 7),
+    "more": (RandomSampler(Pairs(), num_samples=45), 45),
+    "drawn": (RandomSampler(Pairs(), replacement=True), 20),
+    "weighted": (WeightedRandomSampler([1.0] * 19 + [30.0], 21), 21),
+    "weighted once": (WeightedRandomSampler([0.0] + [1.0] * 19, 5, replacement=False), 5),
+    "subset": (SubsetRandomSampler([4, 19, 0]), 3),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_samplers_of_torch_are_orders(name: str, in_batches: bool) -> None:
+    sampler, count = SAMPLERS[name]
+    batched = {"batch_sampler": BatchSampler(sampler, 3, drop_last=False)}
+    options = batched if in_batches else {"sampler": sampler, "batch_size": 3}
+    source = class_weighted(as_source(DataLoader(Pairs(), **options)), {})
+    assert source.order is not None
+    order = source.order(Samples.of(source, global_batch_size=count, seed=3, drop_remainder=False))
+    assert (order.samples, order.steps_per_epoch) == (count, 1)
+    drawn = [order.epoch(epoch)(0) for epoch in range(30)]
+    assert len({tuple(each) for each in drawn}) > 5
+    counts = np.bincount(np.concatenate(drawn) % 20, minlength=20)
+    if name == "subset":
+        assert counts[[4, 19, 0]].tolist() == [30, 30, 30]
+    if name in ("some", "more"):
+        assert np.ptp(counts) <= 1, "all samples are used before one is again"
+    if name == "weighted":
+        assert counts[19] > 5 * counts[:19].max()
+    if name == "weighted once":
+        assert counts[0] == 0
+        assert all(len(set(each % 20)) == 5 for each in drawn)
+    with pytest.raises(DataError, match="validation_split: the data have an order of their own"):
+        split(source, 0.5)
+
+
+@pytest.mark.parametrize("sampler", [SequentialSampler(Pairs()), RandomSampler(Pairs())])
+def test_samplers_that_only_shuffle_leave_the_order_to_the_spec(sampler: object) -> None:
+    batches = BatchSampler(sampler, 3, drop_last=False)  # type: ignore[arg-type]
+    source = as_source(DataLoader(Pairs(), batch_sampler=batches))
+    assert isinstance(source, MapStyle)
+    assert source.order is None
