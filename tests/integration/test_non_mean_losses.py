@@ -178,6 +178,50 @@ def gathered(model: Any, batch: Any) -> Any:
     return torch.nn.functional.cross_entropy(outputs @ targets.T, torch.arange(len(outputs)))
 
 
+def in_training_mode(model: Any, batch: Any) -> Any:
+    """Squared errors of the model in training mode, whatever the step does."""
+    if hasattr(model, "path"):
+        return ((model(batch[0], training=True) - batch[1]) ** 2)[:, 0]
+    model.train()
+    return ((model(batch[0]) - batch[1]) ** 2).mean(1)
+
+
+def keras_normalized() -> Any:
+    import keras
+
+    normal = keras.layers.BatchNormalization(name="normal")
+    return keras.Sequential([keras.Input((4,)), normal, keras.layers.Dense(3)])
+
+
+def torch_normalized() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "layer"),
+    [
+        ("tf-mirrored", keras_normalized, "normal (BatchNormalization)"),
+        ("torch-ddp", keras_normalized, "normal (BatchNormalization)"),
+        ("torch-ddp", {"torch": torch_normalized}, "0 (BatchNorm1d)"),
+    ],
+)
+def test_batch_normalization_in_training_mode_is_named(
+    tmp_path: Path, backend: str, model: Any, layer: str
+) -> None:
+    told: list[Any] = []
+    isotrain.run(
+        {**SPEC, "model": model, "objective": in_training_mode},
+        backend=backend,
+        replicas=2,
+        run_directory=tmp_path,
+        on_event=told.append,
+    )
+    texts = [event["text"] for event in told if event["event"] == "warning"]
+    assert any(f"{layer} normalizes by the statistics of each slice" in text for text in texts)
+
+
 def linear() -> Any:
     import torch
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.contracts.backend.group_hooks import Trait
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch, Slice
@@ -31,6 +32,13 @@ _NOT_EVALUATED = (
     "whether the loss is a mean over samples is not known, as it cannot be evaluated ({}). If it is not one,"
     f" results depend on the number of replicas. `ignore: [{LOSS}]` in the spec silences this."
 )
+_NORMALIZED = (
+    "whether the loss is a mean over samples is not known, as the objective calls the model in training mode"
+    " also where the step evaluates: {} normalizes by the statistics of each slice (ISO101), and for that"
+    " alone the loss of a batch may differ from the mean of those of its parts."
+    f" `ignore: [{LOSS}]` in the spec silences this."
+)
+_STATISTICS = (Trait.LOCAL_STATISTICS, Trait.GLOBAL_STATISTICS)
 
 
 def is_known_mean(spec: TrainingSpec, framework: str) -> bool:
@@ -81,11 +89,12 @@ class LossCheck:
         """Describes how the loss of a batch differs from the mean over its parts; None if it does not.
 
         The training state stays as it was. The loss is computed in evaluation mode: no dropout, no batch
-        normalization over the batch. On a difference it is evaluated several times, so that a loss that
-        draws random numbers counts as different only if it differs by more than it varies.
+        normalization over the batch, unless the objective itself calls the model in training mode. On a
+        difference it is evaluated several times, so that a loss that draws random numbers counts as different
+        only if it differs by more than it varies.
 
         Raises:
-            UnsupportedError: The loss cannot be evaluated.
+            UnsupportedError: The loss cannot be evaluated, or by a normalization over the batch only.
         """
         if self._is_mean:
             return None
@@ -97,12 +106,27 @@ class LossCheck:
             mean = self._loss(parts)
             if not abs(loss - mean) > self._tolerance * max(abs(loss), abs(mean)):
                 return None
+            before = self._moving_state()
             losses = [loss, *(self._loss([whole]) for _ in range(_REPEATS))]
             means = [mean, *(self._loss(parts) for _ in range(_REPEATS))]
+            moved = [n for n, v in self._moving_state().items() if not np.array_equal(v, before[n])]
         deviation = math.sqrt((np.var(losses) + np.var(means)) / _REPEATS)
         if not abs(np.mean(losses) - np.mean(means)) > _DEVIATIONS * deviation:
             return None
+        if moved:
+            raise UnsupportedError(
+                _NORMALIZED.format(self._normalizing_layers() or ", ".join(moved))
+            )
         return f"the loss of a batch is {loss:.6g}, the mean of those of its two parts {mean:.6g}"
+
+    def _moving_state(self) -> dict[str, np.ndarray]:
+        """Moving statistics and other non-trainable numbers, any shape, by name. Local."""
+        state = self._group.read_state(("non-trainable",))
+        return {name: array for name, array in state.items() if array.dtype.kind == "f"}
+
+    def _normalizing_layers(self) -> str:
+        traits = [each for each in self._group.traits() if each.trait in _STATISTICS]
+        return ", ".join(f"{each.layer} ({each.kind})" for each in traits)
 
     def _loss(self, batches: Sequence[Batch]) -> float:
         """Mean loss in evaluation mode over all replicas' samples of the batches. Collective."""
