@@ -17,6 +17,7 @@ from isotrain.adapters.common.spec_components import (
     resolve_for_framework,
 )
 from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.keras.adam_variants import Nadam, Radam
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
 
@@ -159,6 +160,8 @@ def _named_optimizer(
             keras.optimizers.Adagrad,
             keras.optimizers.Lamb,
             keras.optimizers.Lion,
+            Nadam,
+            Radam,
         )
     }
     settings = spec.optimizer

@@ -13,6 +13,8 @@ _SLOTS = {
     "adamw": {**_ADAM, "velocity_hat": "max_exp_avg_sq"},
     "lamb": _ADAM,
     "lion": {"momentum": "exp_avg"},
+    "nadam": _ADAM,
+    "radam": _ADAM,
     "rmsprop": {
         "velocity": "square_avg",
         "momentum": "momentum_buffer",

@@ -223,6 +223,26 @@ class Lion(_Optimizer):
         return ("momentum",)
 
 
+class Nadam(_AdamLike):
+    """NAdam: Adam with Nesterov's momentum."""
+
+    is_adaptive = True
+    decay_is_decoupled = True
+
+    name: Literal["nadam"] = "nadam"
+    lr: Positive = Field(default=1e-3, description="Learning rate.")
+
+
+class Radam(_AdamLike):
+    """RAdam: Adam whose first steps are not adaptive, until the variance can be estimated."""
+
+    is_adaptive = True
+    decay_is_decoupled = True
+
+    name: Literal["radam"] = "radam"
+    lr: Positive = Field(default=1e-3, description="Learning rate.")
+
+
 class RmsProp(_Optimizer):
     """RMSprop."""
 

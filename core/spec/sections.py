@@ -31,6 +31,8 @@ from isotrain.core.spec.optimizers import (
     CustomOptimizer,
     Lamb,
     Lion,
+    Nadam,
+    Radam,
     RmsProp,
     Sgd,
 )
@@ -142,6 +144,8 @@ _Optimizers = (
     | Annotated[Adagrad, _tag(Adagrad)]
     | Annotated[Lamb, _tag(Lamb)]
     | Annotated[Lion, _tag(Lion)]
+    | Annotated[Nadam, _tag(Nadam)]
+    | Annotated[Radam, _tag(Radam)]
     | Annotated[CustomOptimizer, _tag(CustomOptimizer)]
 )
 _Schedules = (

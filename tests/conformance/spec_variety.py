@@ -80,6 +80,8 @@ FLOAT64: dict[str, dict[str, Any]] = {
         }
     },
     "lamb": {"optimizer": {"name": "lamb", "lr": 2.0**-6, **_ADAM}},
+    "nadam": {"optimizer": {"name": "nadam", "lr": 2.0**-6, **_ADAM}},
+    "radam": {"optimizer": {"name": "radam", "lr": 2.0**-6, **_ADAM, "beta_2": 0.75}},
     "warm-up": {"schedule": {"name": "constant", **_WARM}},
     "step": {"schedule": {"name": "step", "every_steps": 2, "factor": 0.5}},
     "cosine": {"schedule": {"name": "cosine", "final_fraction": 0.125, **_WARM}},

@@ -218,6 +218,8 @@ UPDATED: dict[str, dict[str, Any]] = {
     "rmsprop-centered": {"optimizer": {**_RMSPROP, "momentum": 0.5, "centered": True}},
     "adagrad": {"optimizer": {"name": "adagrad", "lr": 0.125}},
     "lamb": {"optimizer": {**_ADAM, "name": "lamb"}},
+    "nadam": {"optimizer": {**_ADAM, "name": "nadam"}},
+    "radam": {"optimizer": {**_ADAM, "name": "radam", "beta_2": 0.875}},
     "clip-value": {"clip": {"value": 0.0625}, "optimizer": _ADAM},
     "clip-norm": {"clip": {"norm": 0.125}, "optimizer": _ADAM},
     "clip-global-norm": {"clip": {"global_norm": 0.125}, "optimizer": _ADAM},

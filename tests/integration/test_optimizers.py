@@ -28,6 +28,8 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "adagrad"},
     {"name": "lamb"},
     {"name": "lion"},
+    {"name": "nadam"},
+    {"name": "radam"},
 ]
 SPEC: dict[str, Any] = {
     "data": (np.ones((1, 2)), np.ones((1, 1))),

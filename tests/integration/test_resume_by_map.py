@@ -49,6 +49,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rmsprop": {"name": "rmsprop", "lr": 0.0625, "rho": 0.875, **BOTH},
     "adagrad": {"name": "adagrad", "lr": 0.0625, "epsilon": 2.0**-80},
     "lamb": {"name": "lamb", "lr": 0.0625, **NOWHERE},
+    "nadam": {"name": "nadam", "lr": 0.0625, "weight_decay": 0.125, **NOWHERE},
+    "radam": {"name": "radam", "lr": 0.0625, "weight_decay": 0.125, **NOWHERE, "beta_2": 0.875},
     "lion": {"name": "lion", "lr": 0.0625, "beta_1": 0.5, "beta_2": 0.75, "weight_decay": 0.125},
 }
 MOST_BYTES = 4 * START.nbytes + 8
@@ -189,10 +191,11 @@ def test_a_native_model_resumes_in_another_framework(
 ) -> None:
     whole, resumed = ends
     expected, found = whole[backend][name], resumed[BACKENDS[backend]][name]
-    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=1e-12)
+    bound = 1e-9 if name == "nadam" else 1e-12  # torch's own keeps a scalar in float32
+    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=bound)
     assert found["largest"] <= MOST_BYTES
     for one, other in zip(*map(in_one_order, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(one, other, rtol=0, atol=bound)
 
 
 def in_one_order(found: dict[str, Any]) -> list[Any]:

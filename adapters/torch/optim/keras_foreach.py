@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,11 @@ import keras
 import numpy as np
 import torch
 
+from isotrain.adapters.common.adam_variants import (
+    nadam_momentum,
+    nadam_momentum_product,
+    radam_rectification,
+)
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.optim.lion import lion_signs
@@ -289,12 +295,17 @@ def _adagrad(step: _Step) -> None:
     private_api.foreach_addcdiv_(step.weights, step.gradients, scales, -step.rate)
 
 
-def _lamb(step: _Step) -> None:
-    options, (first, second) = step.options, step.corrections()
-    means, squares = step.slots["momentum"], step.slots["velocity"]
-    private_api.foreach_lerp_(means, step.gradients, 1 - options.beta_1)
+def _update_moments(step: _Step) -> None:
+    options, squares = step.options, step.slots["velocity"]
+    private_api.foreach_lerp_(step.slots["momentum"], step.gradients, 1 - options.beta_1)
     private_api.foreach_mul_(squares, options.beta_2)
     private_api.foreach_addcmul_(squares, step.gradients, step.gradients, 1 - options.beta_2)
+
+
+def _lamb(step: _Step) -> None:
+    options, (first, second) = step.options, step.corrections()
+    _update_moments(step)
+    means, squares = step.slots["momentum"], step.slots["velocity"]
     scales = private_api.foreach_div(squares, float(second))
     private_api.foreach_sqrt_(scales)
     private_api.foreach_add_(scales, options.epsilon)
@@ -316,6 +327,36 @@ def _lion(step: _Step) -> None:
     private_api.foreach_add_(momenta, step.gradients, alpha=1 - options.beta_2)
 
 
+def _nadam(step: _Step) -> None:
+    _update_moments(step)
+    beta_1, count = step.options.beta_1, step.count
+    product = nadam_momentum_product(beta_1, count)
+    momentum, next_momentum = (nadam_momentum(beta_1, each) for each in (count, count + 1))
+    directions = private_api.foreach_mul(
+        step.slots["momentum"], next_momentum / (1 - product * next_momentum)
+    )
+    private_api.foreach_add_(directions, step.gradients, alpha=(1 - momentum) / (1 - product))
+    scales = private_api.foreach_div(step.slots["velocity"], float(step.corrections()[1]))
+    private_api.foreach_sqrt_(scales)
+    private_api.foreach_add_(scales, step.options.epsilon)
+    private_api.foreach_addcdiv_(step.weights, directions, scales, -step.rate)
+
+
+def _radam(step: _Step) -> None:
+    _update_moments(step)
+    means, (first, second) = step.slots["momentum"], step.corrections()
+    rate = step.rate / float(first)
+    rectification = radam_rectification(step.options.beta_2, step.count)
+    if rectification is None:
+        private_api.foreach_add_(step.weights, means, alpha=-rate)
+        return
+    scales = private_api.foreach_add(step.slots["velocity"], 0.0)
+    private_api.foreach_sqrt_(scales)
+    private_api.foreach_add_(scales, step.options.epsilon)
+    factor = rate * rectification * math.sqrt(float(second))
+    private_api.foreach_addcdiv_(step.weights, means, scales, -factor)
+
+
 _KERNELS: dict[str, Callable[[_Step], None]] = {
     "sgd": _sgd,
     "adam": _adam,
@@ -324,4 +365,6 @@ _KERNELS: dict[str, Callable[[_Step], None]] = {
     "adagrad": _adagrad,
     "lamb": _lamb,
     "lion": _lion,
+    "nadam": _nadam,
+    "radam": _radam,
 }

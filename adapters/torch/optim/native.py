@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from isotrain.adapters.common.spec_components import (
 )
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.lion import Lion
+from isotrain.adapters.torch.optim.nadam import Nadam
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -26,6 +28,8 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "lamb": Lamb,
     "lion": Lion,
+    "nadam": Nadam,
+    "radam": functools.partial(torch.optim.RAdam, decoupled_weight_decay=True),
 }
 _TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
 _SPEC_ONLY_FIELDS = ("name", "groups", "layer_decay")

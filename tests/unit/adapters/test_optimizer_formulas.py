@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from isotrain.adapters.common import adam_variants
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.optim import keras_foreach
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.lion import Lion
+from isotrain.adapters.torch.optim.nadam import Nadam
 from isotrain.adapters.torch.optim.state import NativeOptimizerState
 
 GRADIENTS = [np.array([3.0, -4.0]), np.array([[0.5, -0.25], [0.125, 0.0]])]
@@ -96,3 +98,44 @@ def test_lion_is_program_1_of_its_paper():
         expected = expected - rate * (signs + decay * expected)
         momentum = second * momentum + (1 - second) * gradient
         np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-14)
+
+
+def test_nadam_is_algorithm_2_of_its_paper():
+    """Also where `mu_product` is missing, as in the checkpoints of other frameworks."""
+    rate, first, second, epsilon, decay = 0.125, 0.75, 0.875, 2.0**-10, 0.25
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+    expected = weight.detach().numpy().copy()
+    optimizer = Nadam([weight], lr=rate, betas=(first, second), eps=epsilon, weight_decay=decay)
+    mean, square, product = np.zeros(3), np.zeros(3), 1.0
+
+    def momentum(step: int) -> float:
+        return first * (1 - 0.5 * 0.96 ** (0.004 * step))
+
+    for step, gradient in enumerate(np.random.default_rng(0).normal(size=(5, 3)), 1):
+        if step > 2:
+            optimizer.state[weight]["mu_product"].zero_()
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        mean = first * mean + (1 - first) * gradient
+        square = second * square + (1 - second) * gradient**2
+        product *= momentum(step)
+        ahead = momentum(step + 1) * mean / (1 - product * momentum(step + 1))
+        ahead = ahead + (1 - momentum(step)) * gradient / (1 - product)
+        root = np.sqrt(square / (1 - second**step)) + epsilon
+        expected = expected * (1 - rate * decay) - rate * ahead / root
+        np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-7)
+    assert adam_variants.nadam_momentum_product(0.999, adam_variants.PRODUCT_STEPS) < 1e-35
+
+
+def test_radams_rectification_is_that_of_its_paper():
+    second = 0.875
+    end = 2 / (1 - second) - 1
+    for step in range(1, 60):
+        length = end - 2 * step * second**step / (1 - second**step)
+        found = adam_variants.radam_rectification(second, step)
+        if length <= 5:
+            assert found is None
+        else:
+            ratio = (length - 4) * (length - 2) * end / ((end - 4) * (end - 2) * length)
+            assert found == pytest.approx(np.sqrt(ratio), rel=1e-12)
+    assert adam_variants.radam_rectification(0.5, 1000) is None
