@@ -40,12 +40,13 @@ if TYPE_CHECKING:
     from isotrain.core.session.session import Session
 
 
-def run(spec: SpecLike, *, backend: str, **options: Unpack[RunOptions]) -> RunResult:
+def run(spec: SpecLike, *, backend: str | None = None, **options: Unpack[RunOptions]) -> RunResult:
     """Trains a spec under a backend, in processes of its own.
 
     Args:
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
-        backend: `NAME` or `NAME:COLLECTIVE`, such as `tf-multiworker:ring`.
+        backend: `NAME` or `NAME:COLLECTIVE`, such as `tf-multiworker:ring`; left out: the spec's, or `auto`,
+            the first one that is available here and trains the spec's model.
         **options: Options of where the run takes place, and who watches it; see `RunOptions`:
 
             * replicas: number of replicas; left out: one per GPU that can be used, or one.
@@ -94,7 +95,9 @@ def _result(outcome: RunOutcome) -> RunResult:
     return result
 
 
-def launch(work: Work, spec: SpecLike, *, backend: str, **options: Unpack[RunOptions]) -> list[Any]:
+def launch(
+    work: Work, spec: SpecLike, *, backend: str | None = None, **options: Unpack[RunOptions]
+) -> list[Any]:
     """Runs your own training loop on every process of a run.
 
     Args:
@@ -164,7 +167,9 @@ def resume(
     return prepare(train, resumed, backend or previous.backend, continued).run(_result)
 
 
-def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Session:
+def open_session(
+    spec: SpecLike, *, backend: str | None = None, replicas: int | None = None
+) -> Session:
     """Opens a session in this process, for your own loop or a notebook cell.
 
     Works for every run of one process: any backend with one replica, and backends that have several
@@ -213,7 +218,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
 def plan(
     spec: SpecLike,
     *,
-    backend: str,
+    backend: str | None = None,
     replicas: int | None = None,
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
@@ -232,7 +237,7 @@ def plan(
 def measured_plan(
     spec: SpecLike,
     *,
-    backend: str,
+    backend: str | None = None,
     replicas: int | None = None,
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+_MOST_MEANT = 3
+"""Number of names up to which a question asks whether one of them was meant."""
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -128,7 +130,23 @@ def unknown_name(
     names = sorted(available)
     listed = ", ".join(names) or "none"
     meant = called_here if called_here in names else nearest(name, names)
-    return f"unknown {kind} {name!r}.{whether_meant(meant)} Available: {listed}."
+    question = whether_meant(meant) if meant else _whether_any_meant(_with_word(name, names))
+    return f"unknown {kind} {name!r}.{question} Available: {listed}."
+
+
+def _with_word(name: str, available: Sequence[str]) -> list[str]:
+    """Available names of which one word, between hyphens, begins with `name`: `torch` in `torch-ddp`."""
+    return [
+        each for each in available if any(part.startswith(name.lower()) for part in each.split("-"))
+    ]
+
+
+def _whether_any_meant(names: Sequence[str]) -> str:
+    """A question with up to three names; empty without any, or with more."""
+    if not 0 < len(names) <= _MOST_MEANT:
+        return ""
+    *others, last = (repr(name) for name in names)
+    return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
 
 
 def first_of(names: Sequence[str], most: int) -> str:

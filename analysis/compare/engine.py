@@ -233,7 +233,7 @@ def _backends(request: CompareRequest, spec: TrainingSpec) -> list[str]:
     host = plugin_manager(spec.plugins)
     if request.backends is None:
         _require_compared(request.interpreters, host.backends.names())
-        return available_backends(host, request.interpreters)
+        return available_backends(spec, host, request.interpreters)
     names = {split_backend(backend)[0] for backend in request.backends}
     _require_compared(request.interpreters, [*request.backends, *names])
     other_interpreters = {split_backend(backend)[0] for backend in request.interpreters}

@@ -76,7 +76,7 @@ class BatchSearch:
 def find_batch(
     spec: SpecLike,
     *,
-    backend: str,
+    backend: str | None = None,
     first: int | None = None,
     most: int | None = None,
     steps: int = STEPS,
@@ -90,7 +90,7 @@ def find_batch(
 
     Args:
         spec: Training spec, as for `isotrain.run`.
-        backend: Backend to train on.
+        backend: Backend to train on, as for `run`.
         first: First global batch size; left out: the spec's.
         most: Largest global batch size to try; left out: the number of training samples.
         steps: Number of steps of a trial.

@@ -31,7 +31,7 @@ _WINDOW = 16
 def find_rate(
     spec: SpecLike,
     *,
-    backend: str,
+    backend: str | None = None,
     first: float = FIRST,
     last: float = LAST,
     steps: int = STEPS,
@@ -43,7 +43,7 @@ def find_rate(
 
     Args:
         spec: Training spec, as for `isotrain.run`; its rate and schedule are not used.
-        backend: Backend to train on.
+        backend: Backend to train on, as for `run`.
         first: Learning rate of the first step.
         last: Learning rate of the last step.
         steps: Number of steps.

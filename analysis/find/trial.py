@@ -26,7 +26,9 @@ def trial_spec(spec: TrainingSpec, *, steps: int, **changes: Any) -> TrainingSpe
     )
 
 
-def launch_trial(work: Work, spec: TrainingSpec, backend: str, options: ResumeOptions) -> Any:
+def launch_trial(
+    work: Work, spec: TrainingSpec, backend: str | None, options: ResumeOptions
+) -> Any:
     """Value that `work(session)` returns on the first process of a run.
 
     Raises:

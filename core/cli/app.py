@@ -6,9 +6,9 @@ import argparse
 
 from isotrain.core.cli.commands.checkpoint import add_checkpoint
 from isotrain.core.cli.commands.compare import COMPARE, REPORT
-from isotrain.core.cli.commands.config import CONFIG
 from isotrain.core.cli.commands.diagnose import CHECK, PARITY
 from isotrain.core.cli.commands.find import FIND
+from isotrain.core.cli.commands.init import INIT
 from isotrain.core.cli.commands.launchers import CLUSTER_INFO, LAUNCHERS
 from isotrain.core.cli.commands.list import BACKENDS, DOCTOR, PLUGINS, SCHEMA, STRATEGIES
 from isotrain.core.cli.commands.model import EVALUATE, EXPORT, PREDICT
@@ -27,6 +27,7 @@ examples:
 
 `isotrain COMMAND --help` explains a command."""
 _COMMANDS = (
+    INIT.add_to,
     RUN.add_to,
     RESUME.add_to,
     PLAN.add_to,
@@ -43,7 +44,6 @@ _COMMANDS = (
     STRATEGIES.add_to,
     RUNS.add_to,
     LOGS.add_to,
-    CONFIG.add_to,
     LAUNCHERS.add_to,
     CLUSTER_INFO.add_to,
     PLUGINS.add_to,

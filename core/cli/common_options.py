@@ -40,15 +40,13 @@ def add_strategy_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_backend_arguments(
-    command: argparse.ArgumentParser, *, required: bool, default: str | None = None
-) -> None:
+def add_backend_arguments(command: argparse.ArgumentParser, *, default: str | None = None) -> None:
     """Adds `--backend`, `--strategy`, `--launcher`, `--launcher-option` and `--replicas`."""
     command.add_argument(
         "--backend",
-        required=required,
         metavar="NAME[:COLLECTIVE]",
-        help="backend to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
+        help="backend to run on, such as tf-multiworker:ring; `isotrain backends` lists all (default: that"
+        " of the run or spec, or auto: the first that is available here)",
     )
     add_strategy_argument(command)
     add_launcher_arguments(command, default)

@@ -29,6 +29,7 @@ from isotrain.core.errors import (
     did_you_mean,
     unknown_name,
 )
+from isotrain.core.planning.backend_choice import resolve_backend
 from isotrain.core.planning.cluster_resources import ClusterResources, layout_of
 from isotrain.core.planning.launcher_support import require_launchable, why_not_from_here
 from isotrain.core.planning.resources import Devices, LocalResources, Resources
@@ -44,7 +45,7 @@ _START_METHODS = ("forked", "fresh")
 def make_plan(
     resolved_spec: ResolvedSpec,
     *,
-    backend: str,
+    backend: str | None,
     replicas: int | None,
     launcher: LauncherChoice | None = None,
     layout: ClusterLayout | None = None,
@@ -53,7 +54,7 @@ def make_plan(
 
     Args:
         resolved_spec: Spec with its plugins; its strategy validates the plan.
-        backend: `NAME` or `NAME:COLLECTIVE`.
+        backend: `NAME`, `NAME:COLLECTIVE` or `auto`; None: the spec's, or `auto`.
         replicas: Number of replicas; None: one per usable GPU, or one.
         launcher: Launcher that will start the processes; None: the local one.
         layout: Hosts and slots of processes that are started already; None: a launcher will start them.
@@ -63,7 +64,8 @@ def make_plan(
         BackendUnavailableError: The backend is not available here.
     """
     spec, host = resolved_spec.spec_with_model, resolved_spec.plugins
-    name, collective = split_backend(backend)
+    chosen = resolve_backend(backend, resolved_spec)
+    name, collective = split_backend(chosen)
     adapter = host.backend(name)
     _require_available("backend", name, adapter.availability())
     resources, launcher_notes = (
@@ -77,11 +79,18 @@ def make_plan(
     devices = resources.devices(spec, adapter, resolved_spec.strategy, replicas)
     _require_capabilities(resolved_spec.strategy, adapter)
     plan = _resolve(resolved_spec, adapter, resources, devices, collective)
+    is_named = chosen in (backend, spec.backend)
+    choice_notes = [] if is_named else ["backend: the first that is available here"]
     return replace(
         plan,
         notes=tuple(
             dict.fromkeys(
-                (*launcher_notes, *plan.notes, *resolved_spec.strategy.validate(spec, plan))
+                (
+                    *choice_notes,
+                    *launcher_notes,
+                    *plan.notes,
+                    *resolved_spec.strategy.validate(spec, plan),
+                )
             )
         ),
     )

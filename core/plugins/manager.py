@@ -42,6 +42,7 @@ BUILTINS = (
     "isotrain.strategies.builtin",
     "isotrain.environments.builtin",
     "isotrain.launchers.builtin",
+    "isotrain.testing.builtin",
 )
 """Modules of isotrain that implement the registration hooks."""
 PLUGINS_VARIABLE = "ISOTRAIN_PLUGINS"

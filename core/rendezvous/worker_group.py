@@ -17,6 +17,7 @@ from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.process import Address, ProcessContext, ProcessInfo
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.launching.processes.ports import PORT_LEASES, PORTS, require_port
+from isotrain.core.planning.backend_choice import resolve_backend
 from isotrain.core.planning.cluster_environment import explain_rank
 from isotrain.core.planning.cluster_resources import replicas_for
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
@@ -208,7 +209,7 @@ def join_worker_group(
     cluster_info: ClusterInfo,
     load: Load,
     *,
-    backend: str,
+    backend: str | None,
     replicas: int | None,
     port: int | None,
     interface: str | None = None,
@@ -238,6 +239,7 @@ def join_worker_group(
     address = interfaces.RendezvousAddress.of(cluster_info, requested)
     try:
         spec, host = load()
+        backend = resolve_backend(backend, ResolvedSpec(spec, host))
     except IsotrainError as error:
         _connect(cluster_info, key, offer, address, _UNKNOWN_SECONDS, port).fail(error)
         raise

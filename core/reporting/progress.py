@@ -185,7 +185,9 @@ def title(plan: Plan) -> str:
     """The run in a few words, such as `digits on torch-ddp:gloo, 2 replicas`."""
     collective = "" if plan.collective == "none" else f":{plan.collective}"
     plural = "" if plan.replicas == 1 else "s"
-    return f"{plan.run} on {plan.backend}{collective}, {plan.replicas} replica{plural}"
+    chosen = next((note for note in plan.notes if note.startswith("backend: ")), None)
+    name = f"{plan.run} on {plan.backend}{collective}, {plan.replicas} replica{plural}"
+    return name if chosen is None else f"{name} ({chosen})"
 
 
 def epoch_facts(event: EpochEnded) -> str:

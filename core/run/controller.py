@@ -200,7 +200,7 @@ class NonzeroRankRun:
 
 
 def prepare(
-    work: Work, spec: SpecLike, backend: str, options: RunOptions
+    work: Work, spec: SpecLike, backend: str | None, options: RunOptions
 ) -> RunController | NonzeroRankRun:
     """Resolves a run, and starts nothing.
 
@@ -209,7 +209,7 @@ def prepare(
     Args:
         work: Called on every process with its session.
         spec: Training spec.
-        backend: `NAME` or `NAME:COLLECTIVE`.
+        backend: As for `run`.
         options: Options of the run.
 
     Raises:

@@ -375,6 +375,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     strategy: Annotated[StrategyChoice, BeforeValidator(_strategy)] = Field(
         default=StrategyChoice(), description="How replicas cooperate: a name, or {name, options}."
     )
+    backend: Text | None = Field(
+        default=None,
+        description="Backend, NAME or NAME:COLLECTIVE, where none is named elsewhere; null: the first that is"
+        " available.",
+    )
     backend_options: dict[Text, Options] = Field(
         default={}, description="Options of backends, by backend name; each backend checks its own."
     )

@@ -57,12 +57,12 @@ class Reference(TcpParameterServer):
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         if spec.precision not in _PRECISIONS:
             raise UnsupportedError(
-                f"precision: backend 'reference' has {' and '.join(_PRECISIONS)}, received"
+                f"precision: backend {self.name!r} has {' and '.join(_PRECISIONS)}, received"
                 f" {spec.precision!r}."
             )
         if spec.recompute:
             raise UnsupportedError(
-                "recompute: backend 'reference' keeps what each layer gives; its networks are small."
+                f"recompute: backend {self.name!r} keeps what each layer gives; its networks are small."
             )
         from isotrain.testing.reference.optimizers import require_known
 
@@ -85,3 +85,10 @@ class Reference(TcpParameterServer):
         from isotrain.testing.reference.replica_group import ReferenceGroup
 
         return ReferenceGroup(spec, Communicator(context, backend_config.timeout))
+
+
+class NumPy(Reference):
+    """The reference backend under the name by which users get it."""
+
+    name = "numpy"
+    summary = "small networks in NumPy, without a framework, to try isotrain"

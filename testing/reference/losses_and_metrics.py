@@ -47,7 +47,7 @@ def sparse_categorical_crossentropy(
     """
     if not from_logits:
         raise SpecError(
-            "loss: backend 'reference' has sparse_categorical_crossentropy of logits only: give it the"
+            "loss: the NumPy backend has sparse_categorical_crossentropy of logits only: give it the"
             " option from_logits: true, and leave the softmax out of the model."
         )
     shifted = predictions - predictions.max(axis=1, keepdims=True)
@@ -116,9 +116,7 @@ def build_objective(spec: TrainingSpec, network: Network) -> Objective:
         return lambda inputs, targets: _checked(custom(network, (inputs, targets)))
     losses = spec.losses("reference")
     if set(losses) != {None} or any(metric.output for metric in spec.metrics):
-        raise UnsupportedError(
-            "backend 'reference' knows no losses and metrics of several outputs."
-        )
+        raise UnsupportedError("the NumPy backend knows no losses and metrics of several outputs.")
     loss: Loss = _function("loss", losses[None], LOSSES)
 
     def objective(inputs: Any, targets: Any) -> tuple[Array, Any, Any]:
@@ -133,7 +131,7 @@ def _checked(given: Any) -> tuple[Array, Any, Any]:
     """Result of an objective: losses of shape `[samples]`, predictions for metrics, and slopes."""
     if not isinstance(given, tuple) or len(given) != 3:
         raise SpecError(
-            "objective: on backend 'reference' it returns (losses, predictions, slopes): one loss per"
+            "objective: on the NumPy backend it returns (losses, predictions, slopes): one loss per"
             " sample, what metrics get, and the derivative of each loss by the model's outputs;"
             f" received {type(given).__name__!r}."
         )
@@ -155,7 +153,7 @@ class Means:
             UnsupportedError: A metric is weighted by sample weights.
         """
         if any(each.weighted for each in metrics):
-            raise UnsupportedError("metrics: backend 'reference' has none that count by weights.")
+            raise UnsupportedError("metrics: the NumPy backend has none that count by weights.")
         self._functions = {
             each.label.rpartition(":")[2]: _function("metrics", each, METRICS) for each in metrics
         }

@@ -103,11 +103,9 @@ def require_known(spec: TrainingSpec) -> None:
     """
     name, amsgrad = spec.optimizer.name, getattr(spec.optimizer, "amsgrad", False)
     if name not in OPTIMIZERS:
-        raise UnsupportedError(
-            f"backend 'reference': {unknown_name('optimizer', name, OPTIMIZERS)}"
-        )
+        raise UnsupportedError(f"the NumPy backend: {unknown_name('optimizer', name, OPTIMIZERS)}")
     if amsgrad:
-        raise UnsupportedError("backend 'reference' has no AMSGrad: leave amsgrad out.")
+        raise UnsupportedError("the NumPy backend has no AMSGrad: leave amsgrad out.")
 
 
 def build_optimizer(

@@ -126,7 +126,7 @@ class ReplicaTrainer:
     def _losses(self, micro_batch: Slice) -> Any:
         """Losses, shape [samples]; predictions; and the derivatives of the losses by the predictions."""
         if isinstance(micro_batch.targets, Weighted):
-            raise UnsupportedError("data: backend 'reference' knows no sample weights.")
+            raise UnsupportedError("data: the NumPy backend knows no sample weights.")
         return self._objective(micro_batch.inputs, micro_batch.targets)
 
     def evaluate(self, micro_batches: Sequence[Slice]) -> None:
@@ -172,7 +172,7 @@ def _built(spec: TrainingSpec) -> Network:
     network = builder(**spec.model_args)
     if not isinstance(network, Network):
         raise SpecError(
-            f"model: the function returned {type(network).__name__!r}; backend 'reference' trains an"
+            f"model: the function returned {type(network).__name__!r}; the NumPy backend trains an"
             " isotrain.testing.reference.network.Network."
         )
     return network

@@ -214,7 +214,7 @@ def test_a_plan_refuses_unknown_features(changes: dict[str, Any], words: str) ->
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": dict}, "the function returned 'dict'; backend 'reference' trains an"),
+        ({"model": dict}, "the function returned 'dict'; the NumPy backend trains an"),
         ({"metrics": ["auc"]}, "unknown metrics name 'auc'"),
         ({"loss": "hinge"}, "unknown loss name 'hinge'"),
         ({"loss": "sparse_categorical_crossentropy"}, "from_logits: true"),

@@ -12,6 +12,7 @@ from isotrain.analysis.compare.records import Cell
 from isotrain.core.contracts.launcher import Allocation
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
+from isotrain.core.planning.backend_choice import backends_for
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.spec.sections import StrategyChoice
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -101,16 +102,16 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, IsotrainError) else f"{type(error).__name__}: {error}"
 
 
-def available_backends(host: PluginManager, interpreters: Mapping[str, str]) -> list[str]:
-    """The backends that are available here or have an interpreter in `interpreters`.
+def available_backends(
+    spec: TrainingSpec, host: PluginManager, interpreters: Mapping[str, str]
+) -> list[str]:
+    """The backends for the spec's model that are available here or have an interpreter in `interpreters`.
 
     Raises:
         PlanError: No backend is available.
     """
-    from isotrain.core.planning import listings
-
-    listed = [backend["name"] for backend in listings.backends(host) if backend["available"]]
-    names = [name for name in host.backends.names() if name in listed or name in interpreters]
+    backends = backends_for(spec, host)
+    names = [name for name, each in backends.items() if each.available or name in interpreters]
     if not names:
         raise PlanError(
             "compare: no backend can be used here; `isotrain doctor` tells why. Install one, or name"

@@ -12,7 +12,7 @@ from isotrain.core.cli.common_options import add_backend_arguments, add_spec_arg
 def _add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("what", choices=("rate", "batch"), help="what to search for")
     add_spec_arguments(command)
-    add_backend_arguments(command, required=True)
+    add_backend_arguments(command)
     command.add_argument(
         "--steps",
         type=positive_int,

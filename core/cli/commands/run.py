@@ -127,8 +127,6 @@ def plan(options: argparse.Namespace) -> None:
     if options.diff:
         _print_differences(spec, options)
         return
-    if options.backend is None:
-        raise PlanError("plan: give --backend NAME, or --diff A B to compare two.")
     resolved = _plan(spec, options.backend, options.replicas, options)
     preview = launchers.submission_preview(spec, resolved)
     if options.json:
@@ -160,7 +158,7 @@ def _plan_target(spec: TrainingSpec, target: PlanTarget, options: argparse.Names
 
 
 def _plan(
-    spec: TrainingSpec, backend: str, replicas: int | None, options: argparse.Namespace
+    spec: TrainingSpec, backend: str | None, replicas: int | None, options: argparse.Namespace
 ) -> Plan:
     from isotrain.core import api
 
@@ -170,13 +168,13 @@ def _plan(
     }
     if options.no_measure:
         return api.plan(spec, backend=backend, replicas=replicas, **launcher_choice)
-    with waiting(f"counting samples and parameters on {backend} (--no-measure leaves it out)"):
+    with waiting("counting samples and parameters (--no-measure leaves it out)"):
         return api.measured_plan(spec, backend=backend, replicas=replicas, **launcher_choice)
 
 
 def _add_run_arguments(command: argparse.ArgumentParser) -> None:
     add_spec_arguments(command)
-    add_backend_arguments(command, required=True)
+    add_backend_arguments(command)
     command.add_argument(
         "--run-dir",
         metavar="DIR",
@@ -225,13 +223,13 @@ def _add_resume_arguments(command: argparse.ArgumentParser) -> None:
         help="what to train instead of the run's spec",
     )
     add_override_arguments(command)
-    add_backend_arguments(command, required=False, default="the run's")
+    add_backend_arguments(command, default="the run's")
     _add_supervision_arguments(command)
 
 
 def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
     add_spec_arguments(command)
-    add_backend_arguments(command, required=False)
+    add_backend_arguments(command)
     command.add_argument(
         "--diff",
         nargs=2,

@@ -28,6 +28,7 @@ _REFERENCES = ("model", "call", "loss", "objective", "data", "order")
 """Spec fields that name functions."""
 _IGNORED = (
     "name",
+    "backend",
     "loggers",
     "callbacks",
     "gradient_norm",

@@ -127,7 +127,6 @@ def test_exit_codes_are_documented() -> None:
             ["--quiet", "run", "small.json"],
             "'--quiet'. Options of a command go after its name",
         ),
-        (["run", "small.json"], "--backend"),
         (["run", "small.json", "--backends", "torch-ddp"], "Did you mean '--backend'?"),
         (
             ["compare", "small.json", "--repeats=3"],
@@ -161,7 +160,6 @@ def test_exit_codes_are_documented() -> None:
         (["run", "small.json", "--backend", "torch-dp"], "Did you mean 'torch-ddp'?"),
         (["run", "small.json", "--backend", "torch-ddp:glu"], "gloo"),
         (["run", "small.json", "--backend", "torch-ddp", "--set", "epochs=-1"], "epochs"),
-        (["plan", "small.json"], "--backend"),
         (["compare", "small.json", "--backend", "torch-dp"], "Did you mean 'torch-ddp'?"),
         (["compare", "small.json", "--strategy", "none"], "data-parallel"),
         (["compare", "small.json", "--reference", "torch-ddp"], "torch-ddp@1"),

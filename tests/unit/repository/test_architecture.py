@@ -292,6 +292,7 @@ NAMED_FROM_BELOW = {
     },
     "core/plugins/manager.py": {
         *(f"isotrain.{n}.builtin" for n in ("adapters", "environments", "launchers", "strategies")),
+        "isotrain.testing.builtin",
     },
 }
 """What is imported by its name alone by modules that may not import it: who starts a process of a run names
