@@ -10,4 +10,5 @@ from isotrain.core.data.sources import arrays as arrays
 from isotrain.core.data.sources import as_source as as_source
 from isotrain.core.data.sources import npy as npy
 from isotrain.core.data.sources import npz as npz
+from isotrain.core.data.sources import sample_stream as sample_stream
 from isotrain.core.data.sources import stream as stream

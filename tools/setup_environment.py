@@ -40,6 +40,8 @@ HOROVOD_NEEDS = ("cffi", "cmake", "packaging")
 JAX = ("jax", "jaxlib")
 JAX_FOLDER = VENV / "jax"
 """Apart from the others: where JAX can be imported Keras and TensorFlow import it, in every process."""
+STREAMS = ("litdata", "mosaicml-streaming")
+"""Without what they require: torchvision needs another torch, and MosaicML Streaming an older NumPy."""
 
 DETAIL = re.compile(
     r"^\s*((?:Collecting|Downloading|Building|Installing) [^<>=~!;]{,60})"  # pip
@@ -176,6 +178,7 @@ def _steps(with_venv: bool) -> list[progress.Step]:
             (*pinned, *HOROVOD_NEEDS, TENSORFLOW, *project),
         ),
         ("installing Horovod", "compiled the first time: 5 to 10 minutes", horovod),
+        ("installing libraries of streams", "", (*pinned, "--no-deps", *STREAMS)),
         ("installing JAX for the example of a backend", "", (*pinned, *jax)),
     ]
     wanted = tasks if with_venv else tasks[1:]

@@ -99,6 +99,44 @@ def _column(values: Any, name: str) -> Array:
     return as_array(values, name)
 
 
+class Collator:
+    """Makes batches of lists of samples, as `MapStyle` and `sample_stream` describe them."""
+
+    def __init__(
+        self, collate: Callable[[list[Any]], Any] | None, inputs: _Names, targets: _Names
+    ) -> None:
+        """Keeps the function that makes a batch (None: leaves are stacked) and the names of the parts."""
+        self._collate = collate
+        self._names = inputs, targets
+
+    def __call__(
+        self, samples: list[Any], numbers: Sequence[int] | None = None
+    ) -> InputsAndTargets:
+        """Inputs and targets of the samples, arrays of shape [batch, ...]; errors name their `numbers`."""
+        if self._collate is not None:
+            return self._inputs_and_targets(self._collate(samples), "the batch of collate_fn")
+        numbers = range(len(samples)) if numbers is None else numbers
+        pairs = [
+            self._inputs_and_targets(sample, f"sample {number}")
+            for sample, number in zip(samples, numbers, strict=True)
+        ]
+        inputs = _collate([pair[0] for pair in pairs], numbers, "inputs")
+        if pairs[0][1] is None:
+            return inputs, None
+        return inputs, _collate([pair[1] for pair in pairs], numbers, "targets")
+
+    def _inputs_and_targets(self, value: Any, name: str) -> InputsAndTargets:
+        """Inputs and targets of a sample or a batch."""
+        if self._names == (None, None):
+            return as_inputs_and_targets(value, name)
+        if not isinstance(value, Mapping):
+            raise DataError(
+                f"{name}: expected a dict, since names of inputs or targets are given, received"
+                f" {type(value).__name__}."
+            )
+        return _split_fields(value, *self._names, lambda field, _: field)
+
+
 class MapStyle:
     """A source over a map-style data set, with `__len__` and `__getitem__(int)`, as of torch.
 
@@ -132,8 +170,7 @@ class MapStyle:
         """
         self._data = data
         self.notes: list[str] = []
-        self._collate = collate
-        self._names = inputs, targets
+        self._collator = Collator(collate, inputs, targets)
         _require_samples(len(data))
 
     def __len__(self) -> int:
@@ -155,27 +192,7 @@ class MapStyle:
             samples = self._data.__getitems__(positions)
         else:
             samples = [self._data[index] for index in positions]
-        if self._collate is not None:
-            return self._inputs_and_targets(self._collate(samples), "the batch of collate_fn")
-        pairs = [
-            self._inputs_and_targets(sample, f"sample {i}")
-            for sample, i in zip(samples, positions, strict=True)
-        ]
-        inputs = _collate([pair[0] for pair in pairs], positions, "inputs")
-        if pairs[0][1] is None:
-            return inputs, None
-        return inputs, _collate([pair[1] for pair in pairs], positions, "targets")
-
-    def _inputs_and_targets(self, value: Any, name: str) -> InputsAndTargets:
-        """Inputs and targets of a sample or a batch."""
-        if self._names == (None, None):
-            return as_inputs_and_targets(value, name)
-        if not isinstance(value, Mapping):
-            raise DataError(
-                f"{name}: expected a dict, since names of inputs or targets are given, received"
-                f" {type(value).__name__}."
-            )
-        return _split_fields(value, *self._names, lambda field, _: field)
+        return self._collator(samples, positions)
 
 
 def _collate(samples: list[Any], indices: Sequence[int], name: str) -> Any:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, InputsAndTargets, arrays, as_inputs_and_targets
-from isotrain.core.data.map_style import BatchIndexed, MapStyle
+from isotrain.core.data.map_style import BatchIndexed, Collator, MapStyle
 from isotrain.core.data.pytree import Weighted
+from isotrain.core.data.streaming.sample_streams import (
+    as_readable,
+    declared_length,
+    is_iterable_dataset,
+)
 from isotrain.core.data.streaming.streams import (
     BatchStream,
     declared_samples,
@@ -33,6 +38,7 @@ __all__ = [
     "as_source",
     "npy",
     "npz",
+    "sample_stream",
     "stream",
 ]
 
@@ -40,15 +46,12 @@ _ACCEPTED = (
     "a tuple (inputs, targets), (inputs, targets, sample weights) or (inputs,) of arrays, one array, "
     "a dict of named arrays, "
     "npy(...) or npz(...) for files, a data set with batch indexing and column names, a torch "
-    "map-style data set (__len__ and __getitem__), a torch DataLoader, a tf.data.Dataset of batches, "
+    "map-style data set (__len__ and __getitem__), an IterableDataset of samples of torch or Hugging Face, "
+    "a torch DataLoader, a tf.data.Dataset of batches, "
     "a Keras PyDataset, a generator function or another iterable that yields (inputs, targets) in "
     "every epoch (not an iterator, which can be read once: give the function that makes it), an "
     "object with __len__ and gather(indices), or one that shards itself with __len__ and "
     "iterate(epoch=, seed=, replica=, replicas=)"
-)
-_ITERABLE_DATASET = (
-    "data: received {0}, an IterableDataset of torch, which may yield samples or batches. Give"
-    " torch.utils.data.DataLoader({0}(...), batch_size=N), or batch_size=None if it yields batches."
 )
 _TENSOR_DATASET = "torch.utils.data.dataset.TensorDataset"
 """The class whose samples are plain rows of its tensors; a subclass may change them."""
@@ -121,6 +124,42 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
     return BatchStream(read, declared_samples(batches) if samples is None else samples)
 
 
+def sample_stream(
+    dataset: Any,
+    inputs: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] | None = None,
+    *,
+    collate: Callable[[list[Any]], Any] | None = None,
+    samples: int | None = None,
+) -> BatchStream:
+    """A source of single samples from an iterable that is read again in every epoch, in its own order.
+
+    Args:
+        dataset: An iterable of samples, such as an `IterableDataset` of torch or Hugging Face, a data set of
+            WebDataset, MosaicML Streaming or LitData, a loader of Grain or torchdata, a `tf.data.Dataset`,
+            or a generator function. A sample is (inputs, targets), (inputs, targets, sample weight), inputs
+            alone, or a dict with the names given here.
+        inputs: For samples that are dicts: one name, several (then the inputs are a dict), or None for all
+            that are not targets.
+        targets: For samples that are dicts: one name, several, or None for none.
+        collate: Function that makes a batch of a list of samples; by default, leaves are stacked.
+        samples: Number of samples per epoch; when left out, its `len`, or they are counted as for `stream`.
+
+    Raises:
+        DataError: It can be read only once, or has its samples by position.
+    """
+    read = reader(as_readable(dataset))
+    if read is None and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        raise DataError(
+            f"data: {type(dataset).__name__} has its samples by position. Give it as it is, or as"
+            " isotrain.sources.MapStyle(data, inputs=..., targets=...) if the samples are dicts."
+        )
+    if read is None:
+        raise DataError(_not_accepted(dataset))
+    count = declared_length(dataset) if samples is None else samples
+    return BatchStream(read, count, collate=Collator(collate, inputs, targets))
+
+
 def as_source(value: Any) -> AnySource:
     """Converts user data to a source.
 
@@ -142,23 +181,22 @@ def as_source(value: Any) -> AnySource:
         source = _loader_source(value)
         source.order = order_of(sampler, len(source))
         return source
+    if is_iterable_dataset(value):
+        return sample_stream(value)
     if reader(value) is not None:
         batches = stream(value)
-        if is_loader(value) and value.batch_sampler is not None and not _is_iterable(value.dataset):
+        if (
+            is_loader(value)
+            and value.batch_sampler is not None
+            and not is_iterable_dataset(value.dataset)
+        ):
             batches.notes.append(_OWN_ORDER)
         return batches
     is_map_style = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     if is_map_style and not isinstance(value, str | type):
         has_columns = hasattr(value, "column_names")
         return BatchIndexed(value) if has_columns else MapStyle(value)
-    if _is_iterable(value):
-        raise DataError(_ITERABLE_DATASET.format(type(value).__name__))
     raise DataError(_not_accepted(value))
-
-
-def _is_iterable(data: Any) -> bool:
-    """Whether data are an `IterableDataset` of torch."""
-    return any(kind.__name__ == "IterableDataset" for kind in type(data).__mro__)
 
 
 def _loader_source(loader: Any) -> ArraySource | MapStyle:

@@ -12,6 +12,8 @@ from isotrain.core.data.streaming.stream_state import StreamState, StreamStateHa
 from isotrain.core.errors import DataError
 
 Change = Callable[[Any], Any]
+Batched = Callable[[Iterator[Any]], Iterator[Any]]
+"""A function from an iterator over samples to one over batches."""
 _END = object()
 """Value after the last batch of a reading."""
 
@@ -35,6 +37,7 @@ class StreamEpoch:
         *,
         state_seconds: float | None,
         change: Change | None,
+        batched: Batched | None = None,
         is_repeated: bool = False,
     ) -> None:
         """Starts an epoch, or continues one from a saved state.
@@ -45,9 +48,12 @@ class StreamEpoch:
             stream_state: State in this epoch to continue from; None for its start.
             state_seconds: Seconds between two states that are kept, which may be large; None to keep none.
             change: Function applied to each batch.
+            batched: Function from samples to batches, for a stream that yields samples; it reads those of a
+                batch when the batch is requested.
             is_repeated: Whether to read the stream again where it ends.
         """
         self._read = read
+        self._batched = batched
         self._epoch = epoch
         self._is_repeated = is_repeated
         self._open(stream_state)
@@ -64,10 +70,11 @@ class StreamEpoch:
         self._source = self._read()
         self._handler = StreamStateHandler.of(self._source)
         self._load(stream_state)
-        self._batches = iter(self._source)
+        items = iter(self._source)
         if self._handler is None:
-            self._handler = StreamStateHandler.of(self._batches)
+            self._handler = StreamStateHandler.of(items)
             self._load(stream_state)
+        self._batches = items if self._batched is None else self._batched(items)
 
     def _load(self, stream_state: StreamState | None) -> None:
         if stream_state is not None and self._handler is not None:

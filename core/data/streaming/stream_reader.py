@@ -66,7 +66,9 @@ class StreamReader:
         self, first_step: int, stream_state: StreamState | None
     ) -> Iterator[GlobalBatch]:
         size = self.global_batch_size
-        reading = self.source.repeated(stream_state, state_seconds=self.state_seconds)
+        reading = self.source.repeated(
+            stream_state, batch_size=size, state_seconds=self.state_seconds
+        )
         batches = rebatch.global_batches(
             reading,
             size,
@@ -83,7 +85,12 @@ class StreamReader:
         before = stream_state
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)
-            reading = self.source.epoch(epoch, stream_state, state_seconds=self.state_seconds)
+            reading = self.source.epoch(
+                epoch,
+                stream_state,
+                batch_size=self.global_batch_size,
+                state_seconds=self.state_seconds,
+            )
             batches = rebatch.global_batches(
                 reading,
                 self.global_batch_size,

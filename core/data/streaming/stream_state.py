@@ -52,7 +52,7 @@ class StreamStateHandler:
         return None
 
     def state(self) -> Any:
-        """The stream's state, as JSON values.
+        """The stream's state, as JSON values; None if it has none from which it continues exactly.
 
         Raises:
             DataError: It has values that no checkpoint can hold.

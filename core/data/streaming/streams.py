@@ -12,12 +12,15 @@ import numpy as np
 
 from isotrain.core.data.arrays import as_array, as_inputs_and_targets
 from isotrain.core.data.pytree import leaves, map_tree
-from isotrain.core.data.streaming.stream_epoch import Change, StreamEpoch, rows_of
+from isotrain.core.data.streaming.sample_streams import Collate, batches_of, is_iterable_dataset
+from isotrain.core.data.streaming.stream_epoch import Batched, Change, StreamEpoch, rows_of
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.errors import DataError
 
 MOST_BYTES = 64 * 1024**2
 """Largest first epoch to keep in memory, in bytes."""
+_COUNTED_TOGETHER = 64
+"""Samples of a stream of samples that are made a batch while counting."""
 SILENT_SECONDS = 10.0
 """Seconds of counting samples before a warning: only the user knows whether the stream ends."""
 _STILL_COUNTING = (
@@ -42,13 +45,7 @@ class FirstEpoch:
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        """Reads all batches.
-
-        Raises:
-            DataError: They are a `tf.data.Dataset` that never ends.
-        """
-        if hasattr(batches, "cardinality") and int(batches.cardinality()) == -1:
-            raise DataError(_NEVER_ENDS)
+        """Reads all batches."""
         self.samples = 0
         self.batches: list[Any] | None = []
         free_bytes = MOST_BYTES
@@ -103,6 +100,7 @@ class BatchStream:
         read: Callable[[], Iterable[Any]],
         samples: int | None = None,
         change: Change | None = None,
+        collate: Collate | None = None,
     ) -> None:
         """Keeps the function that starts an epoch; reads nothing.
 
@@ -112,8 +110,10 @@ class BatchStream:
             samples: Number of samples per epoch. When left out, the first epoch is read ahead to count them,
                 and kept if it is small.
             change: Function applied to each batch.
+            collate: Function that makes a batch of a list of samples, if `read` gives samples one by one.
         """
         self._read = read
+        self._collate = collate
         self._change = change
         self._samples = samples
         self._next_epoch = 0
@@ -124,10 +124,14 @@ class BatchStream:
         """Number of samples per epoch; may read the first epoch to count them.
 
         Raises:
-            DataError: There are none.
+            DataError: There are none, or it is a `tf.data.Dataset` that never ends.
         """
         if self._samples is None:
-            self._ahead = FirstEpoch(self._read())
+            batched = self._batched(_COUNTED_TOGETHER)
+            read = self._read()
+            if hasattr(read, "cardinality") and int(read.cardinality()) == -1:
+                raise DataError(_NEVER_ENDS)
+            self._ahead = FirstEpoch(read if batched is None else batched(iter(read)))
             self._samples = self._ahead.samples
             if self._ahead.batches is None:
                 self.notes.append(_READ_AGAIN)
@@ -139,13 +143,19 @@ class BatchStream:
         """A stream of the same batches with `change` applied to each, after the present changes."""
         before = self._change
         both = change if before is None else lambda batch: change(before(batch))
-        return BatchStream(self._read, self._samples, both)
+        return BatchStream(self._read, self._samples, both, self._collate)
+
+    def _batched(self, size: int) -> Batched | None:
+        """Function that makes batches of `size` samples, if the stream yields samples; else None."""
+        collate = self._collate
+        return None if collate is None else lambda samples: batches_of(samples, size, collate)
 
     def epoch(
         self,
         number: int,
         stream_state: StreamState | None = None,
         *,
+        batch_size: int = 1,
         state_seconds: float | None = None,
     ) -> StreamEpoch:
         """The batches of one epoch.
@@ -156,6 +166,7 @@ class BatchStream:
         Args:
             number: Index of the epoch, from 0.
             stream_state: State in this epoch or before it, for streams that can return to one.
+            batch_size: Samples per batch, if the stream yields samples.
             state_seconds: Seconds between two states that are kept while reading; None to keep none.
         """
         ahead, self._ahead = self._ahead, None
@@ -167,7 +178,7 @@ class BatchStream:
                     lambda: batches, 0, None, state_seconds=None, change=self._change
                 )
         if stream_state is not None:
-            reading = self._open_epoch(stream_state.epoch, stream_state, state_seconds)
+            reading = self._open_epoch(stream_state.epoch, stream_state, batch_size, state_seconds)
             if reading.is_at_saved_state:
                 self._next_epoch = stream_state.epoch + 1
                 if stream_state.epoch == number:
@@ -177,31 +188,40 @@ class BatchStream:
             _discard(self._read())
             self._next_epoch += 1
         self._next_epoch = number + 1
-        return self._open_epoch(number, None, state_seconds)
+        return self._open_epoch(number, None, batch_size, state_seconds)
 
     def repeated(
-        self, stream_state: StreamState | None = None, *, state_seconds: float | None = None
+        self,
+        stream_state: StreamState | None = None,
+        *,
+        batch_size: int = 1,
+        state_seconds: float | None = None,
     ) -> StreamEpoch:
         """The batches of the stream, which is read again where it ends: all as one epoch without an end.
 
         Args:
             stream_state: State to continue from, for streams that can return to one.
+            batch_size: Samples per batch, if the stream yields samples.
             state_seconds: Seconds between two states that are kept while reading; None to keep none.
         """
+        return self._open_epoch(0, stream_state, batch_size, state_seconds, is_repeated=True)
+
+    def _open_epoch(
+        self,
+        epoch: int,
+        stream_state: StreamState | None,
+        batch_size: int,
+        state_seconds: float | None,
+        is_repeated: bool = False,
+    ) -> StreamEpoch:
         return StreamEpoch(
             self._read,
-            0,
+            epoch,
             stream_state,
             state_seconds=state_seconds,
             change=self._change,
-            is_repeated=True,
-        )
-
-    def _open_epoch(
-        self, epoch: int, stream_state: StreamState | None, state_seconds: float | None
-    ) -> StreamEpoch:
-        return StreamEpoch(
-            self._read, epoch, stream_state, state_seconds=state_seconds, change=self._change
+            batched=self._batched(batch_size),
+            is_repeated=is_repeated,
         )
 
 
@@ -222,7 +242,8 @@ def reader(value: Any) -> Callable[[], Iterable[Any]] | None:
         return None
     if callable(value) and not hasattr(value, "__iter__"):
         return partial(_function_batches, value)
-    if hasattr(value, "__iter__") and (is_loader(value) or not hasattr(value, "__getitem__")):
+    is_iterable_only = is_loader(value) or is_iterable_dataset(value)
+    if hasattr(value, "__iter__") and (is_iterable_only or not hasattr(value, "__getitem__")):
         return partial(_iterable_batches, value)
     return None
 

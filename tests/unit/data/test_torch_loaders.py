@@ -23,7 +23,7 @@ from unit.data.stream_samples import INPUTS, TARGETS, Pairs, given_by
 from isotrain.core.data.arrays import ArraySource, arrays
 from isotrain.core.data.map_style import MapStyle
 from isotrain.core.data.order.samples import Samples
-from isotrain.core.data.sources import as_source, source_notes
+from isotrain.core.data.sources import as_source, sample_stream, source_notes
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import class_weighted, split
 from isotrain.core.errors import DataError
@@ -96,9 +96,36 @@ def test_samples_that_collate_drops_are_not_counted():
     assert given_by(as_source(torch_loader)) == given_by(arrays(INPUTS[::2], TARGETS[::2]))
 
 
-def test_an_iterable_data_set_of_torch_needs_a_loader() -> None:
-    with pytest.raises(DataError, match=r"DataLoader\(Endless\(...\), batch_size=N\)"):
-        as_source(Endless())
+def test_an_iterable_data_set_of_torch_gives_samples() -> None:
+    options = {"global_batch_size": 6, "replicas": 2}
+    for source in (as_source(Endless()), sample_stream(lambda: iter(Endless()), samples=20)):
+        assert isinstance(source, BatchStream)
+        assert given_by(source, **options) == given_by(arrays(INPUTS, TARGETS), **options)
+
+
+def test_samples_that_are_dicts_have_names() -> None:
+    def named() -> Iterator[dict[str, object]]:
+        for inputs, target in Endless():
+            yield {"text": "not chosen", "x": inputs, "y": target}
+
+    expected = given_by(arrays(INPUTS, TARGETS))
+    assert given_by(sample_stream(named, inputs="x", targets="y")) == expected
+    with pytest.raises(DataError, match="Did you mean 'y'"):
+        given_by(sample_stream(named, inputs="x", targets="yy"))
+
+
+def test_samples_are_made_batches_by_collate() -> None:
+    def halved(samples: list[tuple]) -> object:
+        inputs, targets = default_collate(samples)
+        return inputs / 2, targets
+
+    source = sample_stream(Endless(), collate=halved)
+    assert given_by(source) == given_by(arrays(INPUTS / 2, TARGETS))
+
+
+def test_samples_by_position_are_no_stream_of_samples() -> None:
+    with pytest.raises(DataError, match=r"Pairs has its samples by position.*MapStyle"):
+        sample_stream(Pairs())
 
 
 SAMPLERS = {
