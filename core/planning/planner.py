@@ -10,7 +10,7 @@ from typing import Any
 from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.backend.adapter_protocols import NamedUpdatesBackend
 from isotrain.core.contracts.backend.capabilities import Availability, Capability
-from isotrain.core.contracts.backend.step_context import takes_step
+from isotrain.core.contracts.backend.step_context import called_collectives, takes_step
 from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import (
@@ -35,6 +35,7 @@ from isotrain.core.planning.launcher_support import require_launchable, why_not_
 from isotrain.core.planning.resources import Devices, LocalResources, Resources
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.schedules import OneCycleSchedule
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.process import fork_obstacle
 
@@ -120,6 +121,7 @@ def _resolve(
     _require_exchange_options_used(options, strategy, adapter)
     for each in spec.update_specs.values():
         _require_optimizer_groups(each, adapter)
+        _require_momentum(each, strategy)
     if spec.gradients is not None:
         require_backend_step(strategy, "gradients")
     if spec.on_nan == "skip":
@@ -314,6 +316,39 @@ def _require_step_contexts(spec: TrainingSpec, strategy: Strategy, adapter: Adap
             f"objective: backend {adapter.name!r} gives it no step. Let it take (model, batch), without"
             " `values` and `frozen`."
         )
+    called = [name for each in objectives if callable(each) for name in called_collectives(each)]
+    if called and spec.gradient_accumulation_steps > 1:
+        raise UnsupportedError(
+            f"objective: step.{called[0]}: with gradient_accumulation_steps it would see the micro-batch"
+            " alone. Leave that out."
+        )
+    if called and Capability.LOCAL_STEP in strategy.requires:
+        raise UnsupportedError(
+            f"objective: step.{called[0]}: under strategy {strategy.name!r} each replica updates weights of"
+            " its own, so that a loss over all replicas has no gradient. Use strategy data-parallel."
+        )
+
+
+def _require_momentum(spec: TrainingSpec, strategy: Strategy) -> None:
+    """Refuses a schedule of the momentum where the optimizer or the strategy cannot have one.
+
+    Raises:
+        UnsupportedError: The optimizer has no momentum, or its groups have others; or servers apply it.
+    """
+    schedule, optimizer = spec.schedule, spec.optimizer
+    if not isinstance(schedule, OneCycleSchedule) or schedule.momentum_range is None:
+        return
+    if strategy.parallel_layout.name == "parameter-server":
+        reason = f"strategy {strategy.name!r} applies gradients elsewhere, by a momentum that stays"
+    elif any({"momentum", "beta_1"} & group.options.keys() for group in optimizer.groups):
+        reason = "it sets the momentum of all weights, and optimizer.groups that of some"
+    elif optimizer.name != "custom" and not (
+        getattr(optimizer, "momentum", 0) or getattr(optimizer, "beta_1", 0)
+    ):
+        reason = f"optimizer {optimizer.name} has no momentum"
+    else:
+        return
+    raise UnsupportedError(f"schedule: momentum_range: {reason}. Leave one of the two out.")
 
 
 def _unused_options_notes(spec: TrainingSpec, backends: Sequence[str]) -> list[str]:

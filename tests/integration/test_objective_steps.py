@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def test_three_replicas_equal_one(tmp_path: Path) -> None:
         assert together == pytest.approx(alone, rel=1e-10)
 
 
+def _called(model: Any, batch: Any, step: Any, objective: Any) -> Any:
+    """Calls an objective, of which a plan does not see what it does with the step."""
+    return objective(model, batch, step)
+
+
 @pytest.mark.parametrize(
     ("fields", "replicas", "message"),
     [
@@ -90,8 +96,11 @@ def test_collectives_of_a_part_of_the_batch_are_refused(
     fields: dict[str, Any], replicas: int, message: str, tmp_path: Path
 ) -> None:
     spec = _spec(objective=_sum_of_squares, values={}, **fields)
-    with pytest.raises((RunFailedError, isotrain.SpecError), match=message):
-        isotrain.run(spec, backend="torch-ddp", replicas=replicas, run_directory=tmp_path / "run")
+    with pytest.raises(UnsupportedError, match=message):
+        isotrain.plan(spec, backend="torch-ddp", replicas=replicas)
+    hidden = spec.replace(objective=functools.partial(_called, objective=_sum_of_squares))
+    with pytest.raises(RunFailedError, match=message):
+        isotrain.run(hidden, backend="torch-ddp", replicas=replicas, run_directory=tmp_path / "run")
 
 
 def test_workers_get_no_step() -> None:

@@ -151,10 +151,11 @@ def test_a_loop_sets_the_rate_and_returns_to_the_schedule() -> None:
 
 def test_a_momentum_that_cannot_change_is_refused() -> None:
     schedule = {"name": "one-cycle", "momentum_range": [0.75, 0.875]}
+    sgd = {"name": "sgd", "lr": 0.0625, "momentum": 0.5}
     with pytest.raises(
         isotrain.UnsupportedError, match=r"one-cycle changes the momentum.*reference"
     ):
-        isotrain.open_session(spec(schedule=schedule), backend="reference")
+        isotrain.open_session(spec(schedule=schedule, optimizer=sgd), backend="reference")
 
 
 def test_steps_at_rate_0_change_no_weights() -> None:

@@ -183,6 +183,9 @@ class TorchReplicaGroup(ReplicaGroup):
     def momentum_setter(self) -> Callable[[float], None] | None:
         return self.trainer.momentum_setter()
 
+    def needs_closure(self) -> bool:
+        return self.trainer.needs_closure
+
     def weight_finalizer(self) -> Callable[[], None] | None:
         finalize = self.trainer.weight_finalizer()
         if finalize is None:

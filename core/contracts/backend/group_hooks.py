@@ -138,6 +138,10 @@ class GroupHooks:
         """
         return None
 
+    def needs_closure(self) -> bool:
+        """Whether the optimizer computes the loss itself, several times in a step, as L-BFGS does. Local."""
+        return False
+
     def objective_communicates(self) -> bool:
         """Whether the objective has called a collective of its step, and so is no mean over parts. Local."""
         return False

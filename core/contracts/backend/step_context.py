@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -88,6 +90,21 @@ def weighted(losses: Tensor, weights: Tensor) -> WeightedLosses:
         weights: Weights of them, a shape that broadcasts to that of the losses; 0 or more.
     """
     return WeightedLosses(losses, weights)
+
+
+def called_collectives(objective: Callable[..., Any]) -> list[str]:
+    """Names of the collectives that the source of an objective calls on its third parameter, the step."""
+    function = inspect.unwrap(getattr(objective, "func", objective))
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):  # no source, or a lambda within a line
+        return []
+    if not isinstance(definition, ast.FunctionDef) or len(definition.args.args) < 3:
+        return []
+    step = definition.args.args[2].arg
+    attributes = (each for each in ast.walk(definition) if isinstance(each, ast.Attribute))
+    of_step = {each.attr for each in attributes if getattr(each.value, "id", None) == step}
+    return sorted(of_step & {"all_gather", "sum", "mean"})
 
 
 def takes_step(objective: Callable[..., Any]) -> bool:

@@ -8,6 +8,7 @@ from isotrain.core.contracts.backend.group_protocols import GradientNormGroup
 from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.contracts.strategy import require_backend_step
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
 from isotrain.core.session.training.context import SessionContext
@@ -56,6 +57,13 @@ class WeightUpdate:
             total_steps=trainer_state.total_steps,
         )
         self._require_one_source_of_rates()
+        if group.needs_closure():
+            require_backend_step(self._strategy, "optimizer.custom: its step needs a closure")
+            if spec.gradients is not None or spec.on_nan == "skip":
+                raise SpecError(
+                    "optimizer.custom: its step needs a closure, and so takes no gradients that `gradients`"
+                    " or `on_nan: skip` have looked at. Leave these out, or use another optimizer."
+                )
         self._gradients = GlobalGradients(spec, self._strategy, plan.framework)
         self._skipper = (
             StepSkipper(name, group, trainer_state, reporter) if spec.on_nan == "skip" else None
@@ -84,25 +92,17 @@ class WeightUpdate:
         """Function that sets the momentum, if the schedule changes it; else None.
 
         Raises:
-            SpecError: Groups of the optimizer have a momentum of their own.
             UnsupportedError: The momentum of the optimizer cannot change within a run.
         """
         spec = self._spec
         if self.scheduled_rates.momentum(0) is None:
             return None
         set_momentum = self._group.momentum_setter()
-        groups = spec.optimizer.groups
-        if any({"momentum", "beta_1"} & group.options.keys() for group in groups):
-            raise SpecError(
-                "schedule: momentum_range sets the momentum of all weights, and optimizer.groups that of"
-                " some. Leave one of the two out."
-            )
         if set_momentum is None:
             raise UnsupportedError(
                 f"schedule: {spec.schedule.name} changes the momentum, and that of optimizer"
-                f" {spec.optimizer.name} cannot change within a run on {backend}: it"
-                " has none, or this kind of run applies gradients elsewhere. Leave momentum_range out, or"
-                " give the optimizer a momentum."
+                f" {spec.optimizer.name} cannot change within a run on {backend}. Leave momentum_range out,"
+                " or give the optimizer a momentum."
             )
         return set_momentum
 

@@ -270,6 +270,60 @@ def test_impossible_plans_are_refused_with_reasons(
         plan(host, backend, replicas, **fields)
 
 
+CYCLE = {"name": "one-cycle", "momentum_range": [0.75, 0.875]}
+SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.875}
+
+
+def contrastive(model: Any, batch: Any, step: Any) -> Any:
+    def everywhere(rows: Any) -> Any:
+        return step.all_gather(rows)[0]
+
+    return everywhere(model(batch[0]))
+
+
+def without_collectives(model: Any, batch: Any, step: Any) -> Any:
+    return model(batch[0]).sum() * step.values["weight"] + batch[1].mean()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"schedule": CYCLE}, "momentum_range: optimizer sgd has no momentum"),
+        (
+            {"schedule": CYCLE, "optimizer": SGD, "strategy": "parameter-server"},
+            "momentum_range: strategy 'parameter-server' applies gradients elsewhere",
+        ),
+        (
+            {
+                "schedule": CYCLE,
+                "optimizer": {**SGD, "groups": [{"weights": "*bias", "momentum": 0.5}]},
+            },
+            "momentum_range: it sets the momentum of all weights",
+        ),
+        (
+            {"loss": None, "objective": contrastive, "strategy": "gossip"},
+            r"step\.all_gather: under strategy 'gossip' each replica updates weights of its own",
+        ),
+        (
+            {"loss": None, "objective": contrastive, "gradient_accumulation_steps": 2},
+            r"step\.all_gather: with gradient_accumulation_steps",
+        ),
+    ],
+)
+def test_what_a_strategy_or_optimizer_cannot_do_is_refused(
+    host: PluginManager, fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        plan(host, "torch-ddp", 2, **fields)
+
+
+def test_what_they_can_do_is_planned(host: PluginManager) -> None:
+    plan(host, "torch-ddp", 2, schedule=CYCLE, optimizer=SGD)
+    plan(host, "torch-ddp", 2, schedule=CYCLE, optimizer="adam")
+    for strategy, objective in (("data-parallel", contrastive), ("gossip", without_collectives)):
+        plan(host, "torch-ddp", 2, loss=None, objective=objective, strategy=strategy)
+
+
 class Wanting(Strategy):
     name = "wanting"
     summary = "asks for more than a backend declares"

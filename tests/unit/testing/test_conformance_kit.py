@@ -45,6 +45,7 @@ WITHOUT_CAPABILITY = {
         "update_averages",
         "savepoint",
         "snapshot_scalar",
+        "needs_closure",
         "objective_communicates",
         "predict",
         "collect_metrics",
