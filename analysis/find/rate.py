@@ -50,7 +50,7 @@ def find_rate(
         **options: Options of `isotrain.run`, but `run_directory` and `resume`.
 
     Raises:
-        SpecError: The spec is wrong, or the rates do not rise.
+        SpecError: The spec is wrong or has updates or no data, or the rates do not rise.
         UnsupportedError: A launcher has started this process as one of several.
         RunFailedError: A process failed.
     """
@@ -62,6 +62,12 @@ def find_rate(
             f" last={last}, steps={steps}."
         )
     checked = load_spec(spec)
+    if checked.updates:
+        raise SpecError(
+            f"find_rate: the spec has updates ({', '.join(checked.updates)}), each with a rate of its own,"
+            " and the search is for one. Search for the rate of a spec with one of these objectives, or"
+            " compare runs with several rates."
+        )
     changed = trial_spec(checked, steps=steps, schedule="constant")
     work = partial(_sweep, first=first, last=last, steps=steps)
     found = launch_trial(work, changed, backend, options)

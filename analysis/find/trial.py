@@ -9,12 +9,21 @@ from typing import Any
 from isotrain.core.api import launch
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.errors import SpecError
 from isotrain.core.run.options import ResumeOptions
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def trial_spec(spec: TrainingSpec, *, steps: int, **changes: Any) -> TrainingSpec:
-    """The spec for so many steps, without what a search does not need, such as checkpoints."""
+    """The spec for so many steps, without what a search does not need, such as checkpoints.
+
+    Raises:
+        SpecError: The spec has no data.
+    """
+    if spec.data is None:
+        raise SpecError(
+            "data: the spec has none, and a search trains on batches of the spec's data."
+        )
     return spec.replace(
         steps=steps,
         epochs=None,

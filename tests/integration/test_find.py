@@ -48,6 +48,20 @@ def test_the_suggestion_is_where_the_loss_falls_fastest() -> None:
     assert steepest_rate(rates[:2], [1.0, 0.5]) is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"updates": {"first": {}, "last": {}}}, r"updates \(first, last\), each with a rate"),
+        ({"data": None, "epochs": None, "steps": 3}, "data: the spec has none"),
+    ],
+)
+def test_specs_without_one_rate_or_without_data_are_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(isotrain.SpecError, match=message):
+        isotrain.find_rate(spec(**fields), backend="reference")
+
+
 def test_smoothed_losses_are_weighted_means() -> None:
     assert smoothed_losses([3.0] * 5) == pytest.approx([3.0] * 5)
     assert smoothed_losses([1.0, 3.0]) == pytest.approx([1.0, (0.95 + 3) / 1.95])
