@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, InputsAndTargets, arrays, as_inputs_and_targets
 from isotrain.core.data.map_style import BatchIndexed, Collator, MapStyle
+from isotrain.core.data.mixture import Joined, Mixture
 from isotrain.core.data.pytree import Weighted
 from isotrain.core.data.streaming.sample_streams import (
     as_readable,
@@ -36,6 +38,8 @@ __all__ = [
     "Weighted",
     "arrays",
     "as_source",
+    "joined",
+    "mixture",
     "npy",
     "npz",
     "sample_stream",
@@ -210,6 +214,82 @@ def _loader_source(loader: Any) -> ArraySource | MapStyle:
     if loader.num_workers:
         source.notes.append(_UNUSED_WORKERS.format(loader.num_workers))
     return source
+
+
+def mixture(
+    parts: Mapping[str, Any],
+    ratios: Mapping[str, float] | None = None,
+    *,
+    samples: int | None = None,
+    in_turn: bool = False,
+) -> Source:
+    """A source of the samples of several data sets, which must be alike in structure and shape.
+
+    Without ratios an epoch has each sample once, all shuffled together.
+
+    Args:
+        parts: The data sets by name, each anything that `as_source` accepts except streams.
+        ratios: Ratio of the samples of each data set in every stretch of an epoch. A data set is begun again
+            when all of its samples are used, and the next epoch continues where this one ends.
+        samples: Number of samples of an epoch, with ratios; None for all of the data sets together.
+        in_turn: Whether the data sets come one after the other, each shuffled in itself.
+
+    Raises:
+        DataError: A data set is a stream, or the ratios are not one number above 0 for each data set.
+    """
+    sources = _by_position("mixture", parts)
+    if ratios is None:
+        if samples is not None:
+            raise DataError("sources.mixture: `samples` needs `ratios`.")
+        return Mixture(sources, is_in_turn=in_turn)
+    if ratios.keys() != sources.keys() or not all(0 < each < math.inf for each in ratios.values()):
+        raise DataError(
+            f"sources.mixture: expected a ratio above 0 for each of {', '.join(sources)}, received {ratios}."
+        )
+    if in_turn:
+        raise DataError("sources.mixture: `in_turn` with ratios; leave one of the two out.")
+    return Mixture(sources, [ratios[name] for name in sources], samples)
+
+
+def joined(
+    parts: Mapping[str, Any], *, rows: Literal["longest", "shortest"] | int = "longest"
+) -> Source:
+    """A source of rows that have one sample of each data set: a dict of inputs, and one of targets, by name.
+
+    Each data set has an order of its own, so that other samples meet in every epoch.
+
+    Args:
+        parts: The data sets by name, each anything that `as_source` accepts except streams.
+        rows: Rows of an epoch: as many as the longest data set has samples, or the shortest, or a number.
+            Shorter data sets are begun again; of longer ones, the next epoch goes on where this one ends.
+
+    Raises:
+        DataError: A data set is a stream, or there are too many combinations.
+    """
+    sources = _by_position("joined", parts)
+    lengths = [len(source) for source in sources.values()]
+    counts = {"longest": max(lengths), "shortest": min(lengths)}
+    return Joined(sources, counts[rows] if isinstance(rows, str) else rows)
+
+
+def _by_position(function: str, parts: Mapping[str, Any]) -> dict[str, Source]:
+    """Sources of data sets, by name."""
+    if not parts:
+        raise DataError(f"sources.{function}: expected data sets by name, received none.")
+    sources: dict[str, Source] = {}
+    for name, part in parts.items():
+        source = as_source(part)
+        if isinstance(source, ShardedStream | BatchStream):
+            raise DataError(
+                f"sources.{function}: {name} is a stream, which cannot be read by position. Give arrays or a"
+                " map-style data set, or mix the streams in a generator function."
+            )
+        if getattr(source, "order", None) is not None:
+            raise DataError(
+                f"sources.{function}: {name} has an order of its own, as by a sampler. Give its data set."
+            )
+        sources[name] = source
+    return sources
 
 
 def source_notes(source: Any) -> Iterator[str]:

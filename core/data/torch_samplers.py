@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data.order.named_orders import interleaved, weighted
+from isotrain.core.data.order.mixing import interleaved
+from isotrain.core.data.order.named_orders import weighted
 from isotrain.core.data.order.order import MakeOrder
 
 _BY_POSITION = (

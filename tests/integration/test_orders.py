@@ -31,6 +31,27 @@ def data() -> isotrain.DataSet:
     return isotrain.DataSet((features, features.sum(1, keepdims=True) + CLASSES[:, None]))
 
 
+def mixture() -> Any:
+    features, targets = data().train
+    parts = {"a": (features[:30], targets[:30]), "b": (features[30:], targets[30:])}
+    return isotrain.sources.mixture(parts, {"a": 1, "b": 3}, samples=28)
+
+
+def joined() -> Any:
+    features, targets = data().train
+    parts = {"a": (features[:30], targets[:30]), "b": (features[30:], targets[30:])}
+    return isotrain.sources.joined(parts)
+
+
+def joined_model() -> Any:
+    import keras
+
+    inputs = {name: keras.Input((12,), name=f"in_{name}") for name in "ab"}
+    dense = keras.layers.Dense(4, name="shared")
+    outputs = {name: keras.layers.Dense(1, name=name)(dense(inputs[name])) for name in "ab"}
+    return keras.Model(inputs, outputs)
+
+
 def lengths(columns: Any) -> np.ndarray:
     return LENGTHS
 
@@ -74,6 +95,8 @@ SPECS = {
     "balanced": spec({"name": "balanced", "by": classes}),
     "repeated": spec({"name": "repeated", "times": 4}, transform=noisy),
     "call": spec(easiest_first),
+    "mixture": spec(None, data=mixture),
+    "joined": spec(None, data=joined, model=joined_model, loss={"a": "mse", "b": "mse"}),
 }
 
 

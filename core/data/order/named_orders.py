@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isotrain.core.data.order.by_length import by_length
+from isotrain.core.data.order.mixing import interleaved
 from isotrain.core.data.order.order import Order, equal_batches, numbered, sequential, shuffled
 from isotrain.core.data.order.permutation import Positions, permutation, random_of
 from isotrain.core.data.order.samples import Column, Samples, values_of
@@ -35,9 +36,12 @@ def weighted(
         replacement: Whether a sample may be drawn again in the same epoch.
 
     Raises:
-        DataError: Weights are negative or not finite, or fewer samples have one than are to be drawn.
+        DataError: The samples are not to be shuffled; or weights are negative or not finite, or fewer samples
+            have one than are to be drawn.
     """
     values = values_of(weights, data, "order.weights").astype(np.float64)
+    if not data.shuffle:
+        raise DataError("shuffle: false, and the samples are drawn by weight. Leave shuffle out.")
     if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
         raise DataError("order.weights: expected finite numbers, 0 or more, and not all of them 0.")
     drawable = np.flatnonzero(values)
@@ -79,60 +83,6 @@ def balanced(data: Samples, *, by: Column = "targets", samples: int | None = Non
     return interleaved(
         data, [(len(group), group.__getitem__) for group in groups], [1.0] * len(groups), samples
     )
-
-
-Part = tuple[int, Callable[["Indices"], "Indices"]]
-"""Samples of a part of the data: their number, and a function from ranks in the part to positions."""
-
-
-def interleaved(
-    data: Samples, parts: Sequence[Part], ratios: Sequence[float], samples: int | None = None
-) -> Order:
-    """Parts of the data mixed by ratios, each shuffled and begun again when it has been used up.
-
-    The samples of a part are spread evenly over the epoch, with a random offset each. The next epoch
-    continues in each part where this one ends.
-
-    Args:
-        data: The samples.
-        parts: The parts, none of them empty.
-        ratios: Ratio of each part, larger than 0.
-        samples: Number of samples in an epoch; None for the length of the data set.
-    """
-    total = samples or data.length
-    counts = _apportioned(total, ratios)
-
-    def positions(epoch: int) -> Indices:
-        random = random_of(data.seed, epoch, 1)
-        moments, drawn = [], []
-        for number, ((length, position_of), count) in enumerate(zip(parts, counts, strict=True)):
-            moments.append((np.arange(count) + random.random(count)) / max(count, 1))
-            ranks = _continued(data.seed, number, length, epoch * count, count)
-            drawn.append(position_of(ranks))
-        order = np.argsort(np.concatenate(moments), kind="stable")
-        return numbered(np.concatenate(drawn)[order], data.length)
-
-    return equal_batches(data, positions, total, repeats=True)
-
-
-def _apportioned(total: int, ratios: Sequence[float]) -> list[int]:
-    """Whole numbers in these ratios that add up to `total`, by the largest remainders."""
-    exact = np.array(ratios) / sum(ratios) * total
-    counts = np.floor(exact).astype(np.int64)
-    largest = np.argsort(counts - exact, kind="stable")[: total - counts.sum()]
-    counts[largest] += 1
-    return [int(count) for count in counts]
-
-
-def _continued(seed: int, part: int, length: int, start: int, count: int) -> Indices:
-    """Ranks `start` to `start + count` in an endless row of permutations of a part, int64 [count]."""
-    drawn = [np.empty(0, dtype=np.int64)]
-    while count:
-        cycle, first = divmod(start, length)
-        last = min(length, first + count)
-        drawn.append(permutation(seed, (cycle, 2, part), length)[first:last])
-        start, count = start + last - first, count - (last - first)
-    return np.concatenate(drawn)
 
 
 def repeated(data: Samples, *, times: int) -> Order:

@@ -56,6 +56,7 @@ class Samples:
         seed: The spec's seed.
         drop_remainder: Whether to leave out a last, smaller global batch of an epoch.
         columns: Columns of the data.
+        shuffle: Whether each epoch is to have its own order.
     """
 
     length: int
@@ -63,17 +64,25 @@ class Samples:
     seed: int
     drop_remainder: bool
     columns: Columns
+    shuffle: bool = True
 
     @classmethod
     def of(
-        cls, source: Sized, *, global_batch_size: int, seed: int, drop_remainder: bool
+        cls,
+        source: Sized,
+        *,
+        global_batch_size: int,
+        seed: int,
+        drop_remainder: bool,
+        shuffle: bool = True,
     ) -> Samples:
         """The samples of a source by position.
 
         Raises:
             DataError: The source has no plausible length.
         """
-        return cls(length_of(source), global_batch_size, seed, drop_remainder, Columns(source))
+        length, columns = length_of(source), Columns(source)
+        return cls(length, global_batch_size, seed, drop_remainder, columns, shuffle)
 
 
 def length_of(source: Sized) -> int:

@@ -15,7 +15,7 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader, ToDevice
 from isotrain.core.data.order.named_orders import ordered
-from isotrain.core.data.order.order import Order, sequential, shuffled
+from isotrain.core.data.order.order import MakeOrder, Order, sequential, shuffled
 from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.refusals import TRANSFORM
 from isotrain.core.data.sampler import steps_per_epoch
@@ -180,12 +180,17 @@ class DataLoaders:
             global_batch_size=self._global_batch_size,
             seed=spec.seed,
             drop_remainder=spec.drop_remainder,
+            shuffle=spec.shuffle,
         )
-        if spec.order is not None:
-            return ordered(data, spec.order.name, spec.order.options)
-        if not spec.shuffle:
-            return sequential(data)
-        return (getattr(train, "order", None) or shuffled)(data)
+        own_order: MakeOrder | None = getattr(train, "order", None)
+        if spec.order is None:
+            return (own_order or (shuffled if spec.shuffle else sequential))(data)
+        if own_order is not None:
+            raise DataError(
+                "order: the data have an order of their own, as by the ratios of a mixture or a sampler of"
+                " torch. Leave one of the two out."
+            )
+        return ordered(data, spec.order.name, spec.order.options)
 
     def evaluation(self, source: Any) -> Loader:
         """The loader of one unshuffled pass over a data set, for the local replicas."""

@@ -15,7 +15,8 @@ from unit.data.loaded_batches import samples as samples_of
 from isotrain.core.data.arrays import arrays
 from isotrain.core.data.map_style import BatchIndexed, MapStyle
 from isotrain.core.data.order import permutation as permutations
-from isotrain.core.data.order.named_orders import interleaved, ordered
+from isotrain.core.data.order.mixing import interleaved
+from isotrain.core.data.order.named_orders import ordered
 from isotrain.core.data.order.order import Order, numbered, sequential
 from isotrain.core.data.order.permutation import Bijection, permutation
 from isotrain.core.data.order.samples import Columns, Samples
