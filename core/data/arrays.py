@@ -24,10 +24,10 @@ InputsAndTargets = tuple[Any, Any]
 
 
 def as_array(value: Any, name: str = "data") -> Array:
-    """Converts to a NumPy array of numbers or booleans, of any shape; tensors by their `numpy()`.
+    """Converts to a NumPy array of numbers, booleans or text, of any shape; tensors by their `numpy()`.
 
     Raises:
-        DataError: It cannot be converted, is ragged, or holds text, objects or complex numbers.
+        DataError: It cannot be converted, is ragged, or holds bytes, objects or complex numbers.
     """
     try:
         if hasattr(value, "detach"):
@@ -38,11 +38,11 @@ def as_array(value: Any, name: str = "data") -> Array:
         raise DataError(
             f"{name}: expected an array of numbers, received {type(value).__name__}: {error}"
         ) from error
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biufU":
         raise DataError(
-            f"{name}: expected numbers or booleans, received dtype {array.dtype}. Encode text and times as"
-            " numbers, give complex numbers as two real ones, and pad samples to one shape first, or choose"
-            " other columns."
+            f"{name}: expected numbers, booleans or text, received dtype {array.dtype}. Decode bytes to text"
+            " or arrays, encode times as numbers, give complex numbers as two real ones, pad samples to one"
+            " shape first, or choose other columns. A `collate` function gets samples as they are."
         )
     return array
 

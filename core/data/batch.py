@@ -47,6 +47,7 @@ class Batch:
             that is read of each epoch of a stream.
         stream_state: A stream state from which reading can continue, if the stream has a state.
         values: Scalars that the objective gets as `step.values`, by name; equal on all processes.
+        varying_widths: Whether shapes of slices may differ in more than their first axis.
     """
 
     epoch: int
@@ -59,3 +60,4 @@ class Batch:
     fingerprint: int | None = None
     stream_state: StreamState | None = None
     values: Mapping[str, float] = field(default_factory=dict)
+    varying_widths: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,15 @@ class DataSet:
         return main | {f"validation_{name}_": part for name, part in self.validation_sets.items()}
 
 
+def changed(data: DataSet, change: Callable[[Any], Any]) -> DataSet:
+    """The data set with a function applied to each of its parts."""
+    train, validation = (
+        None if part is None else change(part) for part in (data.train, data.validation)
+    )
+    sets = {name: change(part) for name, part in data.validation_sets.items()}
+    return DataSet(train, validation, sets)
+
+
 def as_dataset(value: Any) -> DataSet:
     """A `DataSet` of sources, from a `DataSet` or from anything that `as_source` accepts (train only).
 
@@ -42,8 +51,4 @@ def as_dataset(value: Any) -> DataSet:
     names = [name for name in value.validation_sets if not isinstance(name, str) or not name]
     if names:
         raise DataError(f"validation_sets: expected names that are text, received {names[0]!r}.")
-    train, validation = (
-        None if part is None else as_source(part) for part in (value.train, value.validation)
-    )
-    sets = {name: as_source(part) for name, part in value.validation_sets.items()}
-    return DataSet(train, validation, sets)
+    return changed(value, as_source)

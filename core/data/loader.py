@@ -25,7 +25,7 @@ from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.pytree import map_parts
 from isotrain.core.data.sampler import at_least
-from isotrain.core.data.sources import AnySource, ShardedStream, Source
+from isotrain.core.data.sources import AnySource, ShardedStream, Source, collates
 from isotrain.core.data.streaming import rebatch
 from isotrain.core.data.streaming.stream_reader import StreamReader
 from isotrain.core.data.streaming.stream_state import StreamState
@@ -164,6 +164,7 @@ class Loader:
         self.transformed = TransformedBatches(
             transform, seed, checks_transform=tries_transform, is_on_device=is_on_device
         )
+        self._collates = collates(source)
         self._to_device = to_device
         self._is_on_device = is_on_device
         self._start_step = start_step
@@ -247,9 +248,18 @@ class Loader:
         """A function from a local batch, its global batch's sample indices, pass and step to slices."""
         if order.repeats:
             source = Repeating(source)
+        fetch = Fetcher(source, self.transformed).fetch
+        if self._collates:
+            return lambda local, indices, epoch, step: tuple(
+                [
+                    self._slice(
+                        fetch(BatchPositions(epoch, step, indices[p.in_global_batch], indices)), p
+                    )
+                    for p in local.micro_batches
+                ]
+            )
         # not by isinstance: a subclass may override gather
         if self._has_transform or type(source) is not ArraySource:
-            fetch = Fetcher(source, self.transformed).fetch
             return lambda local, indices, epoch, step: self._slices(
                 local, fetch(BatchPositions(epoch, step, indices[local.rows], indices))
             )
@@ -312,7 +322,10 @@ class Loader:
         epoch, index = divmod(step, self.steps_per_epoch)
         last = index == self.steps_per_epoch - 1
         even = size % self._replicas == 0
-        return Batch(epoch, index, step, size, last, even, slices, fingerprint, stream_state)
+        return Batch(
+            *(epoch, index, step, size, last, even, slices, fingerprint, stream_state),
+            varying_widths=self._collates,
+        )
 
     def _stream_batches(
         self, source: BatchStream, step: int, stream_state: StreamState | None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from isotrain.core.data.arrays import Array, InputsAndTargets, as_array, as_inputs_and_targets
-from isotrain.core.data.pytree import same_kind
-from isotrain.core.errors import DataError, unknown_name
+from isotrain.core.data.arrays import (
+    Array,
+    ArraySource,
+    InputsAndTargets,
+    as_array,
+)
+from isotrain.core.data.collate import NO_SAMPLES, Collate, Collator, split_fields, stack
+from isotrain.core.data.pytree import map_parts, unweighted
+from isotrain.core.data.streaming.streams import BatchStream
+from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
     from isotrain.core.data.order.order import MakeOrder
@@ -58,91 +64,23 @@ class BatchIndexed:
         Raises:
             DataError: The data set returned no dict of columns.
         """
-        batch = self._data[indices.tolist()]
-        if not isinstance(batch, Mapping):
-            raise DataError(
-                f"{type(self._data).__name__}[[...]]: expected a dict of columns, "
-                f"received {type(batch).__name__}."
-            )
-        return _split_fields(batch, self._inputs, self._targets, _column)
-
-
-def _split_fields(
-    fields: Mapping[str, Any],
-    inputs: _Names,
-    targets: _Names,
-    convert: Callable[[Any, str], Any],
-) -> InputsAndTargets:
-    """Inputs and targets from named fields, each value converted by `convert(value, name)`."""
-    if inputs is None:
-        used = [targets] if isinstance(targets, str) else (targets or ())
-        inputs = [name for name in fields if name not in used]
-    return _select(fields, inputs, convert), (
-        None if targets is None else _select(fields, targets, convert)
-    )
-
-
-def _select(
-    fields: Mapping[str, Any], names: str | Sequence[str], convert: Callable[[Any, str], Any]
-) -> Any:
-    if not isinstance(names, str):
-        return {name: _select(fields, name, convert) for name in names}
-    if names not in fields:
-        raise DataError(f"the data set: {unknown_name('column', names, fields)}")
-    return convert(fields[names], names)
+        batch = _columns(self._data, indices.tolist())
+        return split_fields(batch, self._inputs, self._targets, _column)
 
 
 def _column(values: Any, name: str) -> Array:
     """A column as an array of shape [batch, ...]."""
     if isinstance(values, list):
-        return _stack([as_array(value, name) for value in values], range(len(values)), name)
+        return stack([as_array(value, name) for value in values], range(len(values)), name, name)
     return as_array(values, name)
-
-
-class Collator:
-    """Makes batches of lists of samples, as `MapStyle` and `sample_stream` describe them."""
-
-    def __init__(
-        self, collate: Callable[[list[Any]], Any] | None, inputs: _Names, targets: _Names
-    ) -> None:
-        """Keeps the function that makes a batch (None: leaves are stacked) and the names of the parts."""
-        self._collate = collate
-        self._names = inputs, targets
-
-    def __call__(
-        self, samples: list[Any], numbers: Sequence[int] | None = None
-    ) -> InputsAndTargets:
-        """Inputs and targets of the samples, arrays of shape [batch, ...]; errors name their `numbers`."""
-        if self._collate is not None:
-            return self._inputs_and_targets(self._collate(samples), "the batch of collate_fn")
-        numbers = range(len(samples)) if numbers is None else numbers
-        pairs = [
-            self._inputs_and_targets(sample, f"sample {number}")
-            for sample, number in zip(samples, numbers, strict=True)
-        ]
-        inputs = _collate([pair[0] for pair in pairs], numbers, "inputs")
-        if pairs[0][1] is None:
-            return inputs, None
-        return inputs, _collate([pair[1] for pair in pairs], numbers, "targets")
-
-    def _inputs_and_targets(self, value: Any, name: str) -> InputsAndTargets:
-        """Inputs and targets of a sample or a batch."""
-        if self._names == (None, None):
-            return as_inputs_and_targets(value, name)
-        if not isinstance(value, Mapping):
-            raise DataError(
-                f"{name}: expected a dict, since names of inputs or targets are given, received"
-                f" {type(value).__name__}."
-            )
-        return _split_fields(value, *self._names, lambda field, _: field)
 
 
 class MapStyle:
     """A source over a map-style data set, with `__len__` and `__getitem__(int)`, as of torch.
 
     A sample is (inputs, targets), (inputs, targets, sample weight) or inputs alone; each an array, a number,
-    or a tuple or dict of them; or it is a dict of all of them, with the names of inputs and targets given
-    here. `__getitems__(list)` is used if there is one.
+    a text, or a tuple, dict or dataclass of them; or it is a dict or dataclass of all of them, with the names
+    of inputs and targets given here. `__getitems__(list)` is used if there is one.
 
     Attributes:
         notes: Notes for the plan, on what differs from the DataLoader it came from.
@@ -154,7 +92,7 @@ class MapStyle:
     def __init__(
         self,
         data: Any,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate: Collate | None = None,
         *,
         inputs: str | Sequence[str] | None = None,
         targets: str | Sequence[str] | None = None,
@@ -163,7 +101,8 @@ class MapStyle:
 
         Args:
             data: The data set; not a loader that already makes batches.
-            collate: Function that makes a batch of a list of samples; by default, leaves are stacked.
+            collate: Function that makes a batch of a list of samples, or padding; by default, leaves are
+                stacked.
             inputs: For samples that are dicts: one name, several (then the inputs are a dict), or None for
                 all that are not targets.
             targets: For samples that are dicts: one name, several, or None for none.
@@ -177,8 +116,15 @@ class MapStyle:
         """Number of samples."""
         return len(self._data)
 
+    @property
+    def collates(self) -> bool:
+        """Whether slices are made one by one of single samples, since their shapes may differ."""
+        return self._collator.is_custom
+
     def column(self, name: str) -> Any:
         """An attribute of the data set, or of that of which it is torch's `Subset`; None if there is none."""
+        if isinstance(self._data, _Rows):
+            return self._data.column(name)
         values = getattr(self._data, name, None)
         if values is None and all(hasattr(self._data, each) for each in ("dataset", "indices")):
             entire = getattr(self._data.dataset, name, None)
@@ -195,32 +141,79 @@ class MapStyle:
         return self._collator(samples, positions)
 
 
-def _collate(samples: list[Any], indices: Sequence[int], name: str) -> Any:
-    """Stacks the leaves of samples of equal structure, to shape [batch, ...]."""
-    first = samples[0]
-    if isinstance(first, tuple):
-        columns = enumerate(zip(*samples, strict=True))
-        stacked = (_collate(list(column), indices, f"{name}[{i}]") for i, column in columns)
-        return same_kind(first, stacked)
-    if isinstance(first, Mapping):
-        return {k: _collate([s[k] for s in samples], indices, f"{name}[{k!r}]") for k in first}
-    values = [as_array(s, f"{name} of sample {i}") for s, i in zip(samples, indices, strict=True)]
-    return _stack(values, indices, name)
+class _Rows:
+    """Samples of a source that has arrays or columns of them."""
+
+    def __init__(self, source: ArraySource | BatchIndexed) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._source)
+
+    def column(self, name: str) -> Any:
+        """A column of the source; None if there is none of that name."""
+        return self._source.column(name)
 
 
-def _stack(values: list[Array], indices: Sequence[int], name: str) -> Array:
-    """Stacks arrays of one shape, to shape [batch, ...].
+class _ArrayRows(_Rows):
+    """Samples of arrays: (inputs, targets), (inputs, targets, sample weight) or (inputs,)."""
+
+    _source: ArraySource
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """One sample, arrays of shape [...]."""
+        parts = self._source.inputs, self._source.targets
+        inputs, targets = map_parts(lambda array: array[index], parts)
+        targets, weights = unweighted(targets)
+        return tuple(part for part in (inputs, targets, weights) if part is not None)
+
+
+class _ColumnRows(_Rows):
+    """Samples of columns, as dicts."""
+
+    _source: BatchIndexed
+
+    def __getitems__(self, positions: list[int]) -> list[dict[str, Any]]:
+        """Several samples."""
+        columns = _columns(self._source._data, positions)
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _columns(data: Any, positions: list[int]) -> Mapping[str, Any]:
+    """The columns of the samples at some positions.
 
     Raises:
-        DataError: Shapes differ.
+        DataError: The data set returned no dict.
     """
-    for value, index in zip(values, indices, strict=True):
-        if value.shape != values[0].shape:
-            raise DataError(
-                f"{name}: expected samples of one shape, received {values[0].shape} for sample "
-                f"{indices[0]} and {value.shape} for sample {index}. Pad or crop them to one shape."
-            )
-    return np.stack(values)
+    batch = data[positions]
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"{type(data).__name__}[[...]]: expected a dict of columns, "
+            f"received {type(batch).__name__}."
+        )
+    return batch
+
+
+def with_collate(source: Any, collate: Collate) -> MapStyle | BatchStream:
+    """A source of the same samples, whose batches `collate` makes.
+
+    Raises:
+        DataError: The source gives batches, not samples, or has a collate function.
+    """
+    if isinstance(source, ArraySource):
+        return MapStyle(_ArrayRows(source), collate)
+    if isinstance(source, BatchIndexed):
+        rows = _ColumnRows(source)
+        return MapStyle(rows, collate, inputs=source._inputs, targets=source._targets)
+    if isinstance(source, BatchStream):
+        return source.with_collate(collate)
+    if not isinstance(source, MapStyle):
+        raise DataError(NO_SAMPLES.format(type(source).__name__))
+    collated = copy.copy(source)
+    collated._collator = source._collator.replaced(collate)
+    return collated
 
 
 def _require_samples(length: int) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, InputsAndTargets, arrays, as_inputs_and_targets
-from isotrain.core.data.map_style import BatchIndexed, Collator, MapStyle
+from isotrain.core.data.collate import Collator
+from isotrain.core.data.map_style import BatchIndexed, MapStyle
 from isotrain.core.data.mixture import Joined, Mixture
 from isotrain.core.data.pytree import Weighted
 from isotrain.core.data.streaming.sample_streams import (
@@ -201,6 +202,15 @@ def as_source(value: Any) -> AnySource:
         has_columns = hasattr(value, "column_names")
         return BatchIndexed(value) if has_columns else MapStyle(value)
     raise DataError(_not_accepted(value))
+
+
+def collates(source: Any) -> bool:
+    """Whether slices are made one by one of single samples, so that their shapes may differ."""
+    while source is not None:
+        if getattr(source, "collates", False):
+            return True
+        source = getattr(source, "source", None)
+    return False
 
 
 def _loader_source(loader: Any) -> ArraySource | MapStyle:

@@ -25,6 +25,7 @@ from isotrain.core.launching.run_directory.run_directory import (
     steps_taken,
 )
 from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
+from isotrain.core.spec.collate import Pad
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.step_values import values_at
 from isotrain.core.spec.stored_references import is_unresolvable, resolve_in_main, resolve_stored
@@ -134,6 +135,17 @@ class TrainedModel:
             )
         return self.fields
 
+    @property
+    def _collate(self) -> Any:
+        """The collate field of the spec.
+
+        Raises:
+            SpecError: The function cannot be found by its name.
+        """
+        collate = self._trusted_fields.get("collate")
+        is_padding = collate is None or isinstance(collate, Mapping | Pad)
+        return collate if is_padding else self._resolved_field("collate", self._trusted_fields)
+
     def evaluation_spec(self, data: Any, changes: Mapping[str, Any]) -> TrainingSpec:
         """A spec that builds the model and its loss, for evaluation, with the values of the last step.
 
@@ -204,6 +216,7 @@ class TrainedModel:
                 "model": self.model,
                 "call": self._resolved_field("call", fields),
                 "data": data,
+                "collate": self._collate,
                 "objective": _no_objective,
                 "optimizer": _STATELESS_OPTIMIZER,
                 "global_batch_size": self.batch,

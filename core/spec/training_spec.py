@@ -15,6 +15,7 @@ from pydantic import (
 from isotrain.core.errors import SpecError, first_of, unknown_name
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.checkpoint_policy import CheckpointPolicy, EarlyStopping, metric_shorthand
+from isotrain.core.spec.collate import Collate
 from isotrain.core.spec.field_types import (
     Callbacks,
     Codes,
@@ -68,7 +69,7 @@ from isotrain.core.spec.validation import (
     expected_of,
 )
 
-NEED_TRAINING_DATA = ("epochs", "validation_split", "class_weight", "transform", "order")
+NEED_TRAINING_DATA = ("epochs", "validation_split", "class_weight", "collate", "transform", "order")
 """Fields that have a meaning only with training data."""
 _MAX_LAYERS = 20
 """Number of layers that an error names."""
@@ -207,6 +208,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         default=None,
         description="Fraction of the training data, from its end, to validate on; null where the data "
         "have a validation part, or for none.",
+    )
+    collate: Collate | None = Field(
+        default=None,
+        description="How batches are made of single samples, after the global batch is cut: {pad: {part: "
+        "number}, to: longest}, or a callable (samples) -> batch; null: samples are stacked.",
     )
     transform: Reference | None = Field(
         default=None,

@@ -174,11 +174,13 @@ def test_no_process_ends_before_all_have_finished(tmp_path: Path) -> None:
 
 
 def text_data() -> Any:
-    return [["a"], ["b"]], [0, 1]
+    return [[b"a"], [b"b"]], [0, 1]
 
 
 def test_an_error_that_names_the_field_shows_no_internal_frames(tmp_path: Path) -> None:
-    with pytest.raises(isotrain.RunFailedError, match="expected numbers or booleans") as failure:
+    with pytest.raises(
+        isotrain.RunFailedError, match="expected numbers, booleans or text"
+    ) as failure:
         run(tmp_path, data=text_data)
     assert "Traceback" not in str(failure.value)
     assert "isotrain/core" not in str(failure.value).partition("logs:")[0]

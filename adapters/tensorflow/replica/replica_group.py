@@ -139,6 +139,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def to_device(self, arrays: Any) -> Any:
         return map_tree(tf.constant, arrays)  # quicker than convert_to_tensor and tf.nest
 
+    @property
+    def takes_text(self) -> bool:
+        return True
+
     def is_on_device(self, value: Any) -> bool:
         return isinstance(value, tf.Tensor) and value.dtype in self._host_dtypes
 

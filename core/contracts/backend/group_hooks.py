@@ -60,6 +60,11 @@ class GroupHooks:
             f"session.model: groups {type(self).__name__} do not give their model."
         )
 
+    @property
+    def takes_text(self) -> bool:
+        """Whether `to_device` takes arrays of text, which layers of a model look up. Local."""
+        return False
+
     def is_on_device(self, value: Any) -> bool:
         """Whether a value is already as `to_device` would return it, so that it needs no copy. Local."""
         return False

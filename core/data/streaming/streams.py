@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data.arrays import as_array, as_inputs_and_targets
+from isotrain.core.data.collate import NO_SAMPLES, Collate, Collator
 from isotrain.core.data.pytree import leaves, map_tree
-from isotrain.core.data.streaming.sample_streams import Collate, batches_of, is_iterable_dataset
+from isotrain.core.data.streaming.sample_streams import batches_of, is_iterable_dataset
 from isotrain.core.data.streaming.stream_epoch import Batched, Change, StreamEpoch, rows_of
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.errors import DataError
@@ -100,7 +101,7 @@ class BatchStream:
         read: Callable[[], Iterable[Any]],
         samples: int | None = None,
         change: Change | None = None,
-        collate: Collate | None = None,
+        collate: Collator | None = None,
     ) -> None:
         """Keeps the function that starts an epoch; reads nothing.
 
@@ -144,6 +145,17 @@ class BatchStream:
         before = self._change
         both = change if before is None else lambda batch: change(before(batch))
         return BatchStream(self._read, self._samples, both, self._collate)
+
+    def with_collate(self, collate: Collate) -> BatchStream:
+        """A stream of the same samples, of which `collate` makes global batches.
+
+        Raises:
+            DataError: The stream gives batches, or has a collate function.
+        """
+        collator = self._collate
+        if collator is None:
+            raise DataError(NO_SAMPLES.format("the stream"))
+        return BatchStream(self._read, self._samples, self._change, collator.replaced(collate))
 
     def _batched(self, size: int) -> Batched | None:
         """Function that makes batches of `size` samples, if the stream yields samples; else None."""

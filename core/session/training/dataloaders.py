@@ -12,19 +12,29 @@ import numpy as np
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.data.batch import Batch
-from isotrain.core.data.dataset import DataSet, as_dataset
+from isotrain.core.data.collate import Collate, Padding
+from isotrain.core.data.dataset import DataSet, as_dataset, changed
 from isotrain.core.data.loader import Loader, ToDevice
+from isotrain.core.data.map_style import with_collate
 from isotrain.core.data.order.named_orders import ordered
 from isotrain.core.data.order.order import MakeOrder, Order, sequential, shuffled
 from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.refusals import TRANSFORM
 from isotrain.core.data.sampler import steps_per_epoch
-from isotrain.core.data.sources import ShardedStream, source_notes, stream
+from isotrain.core.data.sources import (
+    AnySource,
+    ShardedStream,
+    as_source,
+    collates,
+    source_notes,
+    stream,
+)
 from isotrain.core.data.streaming.rebatch import never_on_device
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import class_weighted, split
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.spec import import_strings
+from isotrain.core.spec.collate import Pad
 from isotrain.core.spec.training_spec import NEED_TRAINING_DATA, TrainingSpec
 
 
@@ -38,12 +48,22 @@ def load_data(spec: TrainingSpec) -> DataSet:
     if spec.data is None:
         return DataSet(None)
     data = load_dataset(spec.data, spec.data_args)
+    if (collate := collate_of(spec)) is not None:
+        data = changed(data, lambda source: with_collate(source, collate))
     needing = [name for name in NEED_TRAINING_DATA if getattr(spec, name) is not None]
     if data.train is None and needing:
         raise DataError(
             f"data: it has no training part, which {', '.join(needing)} of the spec needs."
         )
     return _split_and_weighted(data, spec)
+
+
+def collate_of(spec: TrainingSpec) -> Collate | None:
+    """The function or padding that makes batches of single samples; None where they are stacked."""
+    collate = spec.collate
+    if isinstance(collate, Pad):
+        return Padding(collate.pad, collate.length, collate.multiple)
+    return None if collate is None else import_strings.resolve(collate)
 
 
 def load_dataset(data: Any, arguments: Mapping[str, Any]) -> DataSet:
@@ -98,10 +118,12 @@ class DataLoaders:
         self.data = data
         self.has_custom_batches = False
         self._spec = spec
+        self._backend = plan.backend
         self._float_dtype = np.dtype("float64" if spec.precision == "float64" else "float32")
         self._global_batch_size = plan.global_batch_size
         self._shares_cores = plan.backend_config.device == "cpu"
         self._group = group
+        self._collate = collate_of(spec)
         self._transform = None if spec.transform is None else import_strings.resolve(spec.transform)
 
     @property
@@ -192,6 +214,13 @@ class DataLoaders:
             )
         return ordered(data, spec.order.name, spec.order.options)
 
+    def source(self, value: Any) -> AnySource:
+        """The source of data to evaluate or predict, with the spec's `collate` unless it has one."""
+        source = as_source(value)
+        if self._collate is None or collates(source):
+            return source
+        return with_collate(source, self._collate)
+
     def evaluation(self, source: Any) -> Loader:
         """The loader of one unshuffled pass over a data set, for the local replicas."""
         return Loader(
@@ -208,7 +237,17 @@ class DataLoaders:
         )
 
     def to_device(self, array: np.ndarray) -> Any:
-        """Tensor on the device, of an array's shape, in the precision of the spec."""
+        """Tensor on the device, of an array's shape, in the precision of the spec.
+
+        Raises:
+            DataError: It is an array of text, and tensors of the backend hold none.
+        """
+        if array.dtype.kind == "U" and not self._group.takes_text:
+            raise DataError(
+                f"data: they hold text, as {array.ravel()[:1].tolist()}, and tensors of {self._backend} hold"
+                " numbers only. Encode it in the data set or in a `collate` of the spec; or choose the parts"
+                " to use, as in isotrain.sources.MapStyle(data, inputs=..., targets=...)."
+            )
         return self._group.to_device(self._as_precision(array))
 
     def _as_precision(self, array: np.ndarray) -> np.ndarray:

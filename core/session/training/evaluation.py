@@ -13,7 +13,7 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.arrays import as_arrays
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.pytree import map_tree
-from isotrain.core.data.sources import ShardedStream, as_source
+from isotrain.core.data.sources import ShardedStream
 from isotrain.core.errors import DataError, UnsupportedError
 from isotrain.core.session.training.consensus import require_same_samples
 from isotrain.core.session.training.context import SessionContext
@@ -122,7 +122,7 @@ class Evaluator:
         return has_all_weights(self._group)
 
     def _source(self, data: Any, call: str) -> Any:
-        source = self._loaders.data.validation if data is None else as_source(data)
+        source = self._loaders.data.validation if data is None else self._loaders.source(data)
         if source is None:
             raise DataError(
                 f"{call}: the spec's data has no validation part. Return"

@@ -26,7 +26,8 @@ def predict_batch(group: ReplicaGroup, batch: Batch) -> Any:
         batch: This process's part of the global batch.
 
     Returns:
-        The model's structure of arrays, each of shape `[samples of the global batch, ...]`.
+        The model's structure of arrays, each of shape `[samples of the global batch, ...]`. Those of slices
+        of several widths are padded with zeros to the widest.
 
     Raises:
         UnsupportedError: An output does not have one row per sample.
@@ -55,6 +56,8 @@ def gathered(group: ReplicaGroup, batch: Batch, tensors: Sequence[Any]) -> Any:
 
 
 def _gathered_arrays(group: ReplicaGroup, batch: Batch, trees: Sequence[Any]) -> Any:
+    if batch.varying_widths:
+        trees = _widened(group, trees)
     bounds = [slice_bounds(batch.size, group.replicas, rank) for rank in range(group.replicas)]
     counts = [stop - start for start, stop in bounds]
     outputs = [_arrays_of(tree) for tree in trees]
@@ -67,15 +70,43 @@ def _gathered_arrays(group: ReplicaGroup, batch: Batch, trees: Sequence[Any]) ->
     return _unflattened(trees[0], iter(global_outputs))
 
 
+def _widened(group: ReplicaGroup, trees: Sequence[Any]) -> list[Any]:
+    """Arrays `[samples, ...]` padded with zeros to the largest shape of all replicas. Collective."""
+    local = np.array([[n for a in _arrays_of(tree) for n in a.shape[1:]] for tree in trees])
+    shared = local.max(0)
+    if not group.is_single_process:
+        shared = np.array(group.all_reduce_max(shared.astype(float).tolist()), np.int64)
+    return [_padded_tree(tree, iter(shared.tolist())) for tree in trees]
+
+
+def _padded_tree(tree: Any, lengths: Iterator[int]) -> Any:
+    """Arrays `[samples, ...]` padded with zeros to lengths of all axes but the first, in order."""
+    return _mapped(lambda array: _padded(array, [next(lengths) for _ in array.shape[1:]]), tree)
+
+
+def _padded(array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """An array `[samples, ...]` with zeros up to a shape of all axes but the first."""
+    missing = [(0, length - n) for n, length in zip(array.shape[1:], shape, strict=True)]
+    return np.pad(array, [(0, 0), *missing]) if any(map(any, missing)) else array
+
+
 def as_numpy(group: ReplicaGroup, outputs: Any) -> Any:
     """Copies model outputs, tensors of any shapes in dicts, lists and tuples, to arrays. Local."""
     return _mapped(group.numpy, outputs)
 
 
 def concatenated(batches: Sequence[Any]) -> Any:
-    """Concatenates predictions of consecutive global batches: structures of arrays `[samples, ...]`."""
+    """Concatenates predictions of consecutive global batches: structures of arrays `[samples, ...]`.
+
+    Those of several widths are padded with zeros to the widest.
+    """
     outputs = zip(*(_arrays_of(batch) for batch in batches), strict=True)
-    return _unflattened(batches[0], (np.concatenate(arrays) for arrays in outputs))
+    return _unflattened(batches[0], map(_concatenated_arrays, outputs))
+
+
+def _concatenated_arrays(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    shape = [max(lengths) for lengths in zip(*(array.shape[1:] for array in arrays), strict=True)]
+    return np.concatenate([_padded(array, shape) for array in arrays])
 
 
 def _require_rows(array: np.ndarray, expected: int) -> None:

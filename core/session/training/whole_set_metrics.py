@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch
-from isotrain.core.data.pytree import unweighted
-from isotrain.core.errors import SpecError
+from isotrain.core.data.pytree import leaves, unweighted
+from isotrain.core.errors import DataError, SpecError
 from isotrain.core.session.training.predictions import concatenated, gathered, predict_batch
 from isotrain.core.spec import import_strings
 
@@ -39,6 +39,7 @@ class WholeSetMetrics:
         if self._metrics:
             targets = [unweighted(slices[0].targets)[0] for slices in batch.slices]
             self._targets.append(gathered(self._group, batch, targets))
+            _require_same_widths([self._targets[0], self._targets[-1], *targets])
             self._predictions.append(predict_batch(self._group, batch))
 
     def results(self) -> dict[str, float]:
@@ -81,6 +82,20 @@ class WholeSetMetrics:
             )
         for index, number in np.ndenumerate(array):
             yield "/".join([name, *map(str, index)]), float(number)
+
+
+def _require_same_widths(targets: Sequence[Any]) -> None:
+    """Refuses targets of several widths: in all of them together, padding would look like a target.
+
+    Raises:
+        DataError: Their shapes differ in more than the first axis.
+    """
+    shapes = [[tuple(part.shape[1:]) for _, part in leaves(tree, "")] for tree in targets]
+    if any(each != shapes[0] for each in shapes):
+        raise DataError(
+            f"metrics_over_all: the targets have rows of several shapes, {shapes[0]} first, and such a metric"
+            " gets them all in one array. Pad all to one length: `collate: {pad: ..., to: 512}`."
+        )
 
 
 def _made(reference: Any) -> Any:

@@ -1,0 +1,139 @@
+"""Runs on samples of different lengths, whose slices are padded each to a width of its own."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance.backends import param
+
+import isotrain
+from isotrain.core.worker.fit import fit
+from isotrain.testing.consecutive_sessions import launched_in_turn
+
+pytestmark = pytest.mark.slow
+
+SAMPLES, TOKENS, PADDING = 13, 12, -1
+
+
+class Texts:
+    """Dicts of 2 to 8 tokens each, and of the token that follows each of them."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        random = np.random.default_rng(index)
+        words = random.integers(1, TOKENS, random.integers(3, 10))
+        return {"tokens": words[:-1], "labels": words[1:]}
+
+
+def data() -> isotrain.DataSet:
+    texts = isotrain.sources.MapStyle(Texts(), inputs="tokens", targets="labels")
+    return isotrain.DataSet(texts, texts)
+
+
+def padded_by_torch(samples: list[dict[str, np.ndarray]]) -> Any:
+    """The batch of a DataLoader's `collate_fn`."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    def rows(name: str, value: int) -> Any:
+        tensors = [torch.from_numpy(sample[name]) for sample in samples]
+        return pad_sequence(tensors, batch_first=True, padding_value=value)
+
+    return rows("tokens", 0), rows("labels", PADDING)
+
+
+def loaders() -> isotrain.DataSet:
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(Texts(), batch_size=2, collate_fn=padded_by_torch)
+    return isotrain.DataSet(loader, loader)
+
+
+def model() -> Any:
+    """A next-token model, of which no token depends on those after it."""
+    from keras import Input, Sequential, layers
+
+    return Sequential(
+        [
+            Input((None,), dtype="int64"),
+            layers.Embedding(TOKENS, 4),
+            layers.Conv1D(6, 3, padding="causal", activation="tanh"),
+            layers.Dense(TOKENS),
+        ]
+    )
+
+
+def weighted_loss(model: Any, batch: Any) -> Any:
+    """Losses of tokens, in which padding has the weight 0."""
+    import keras
+
+    inputs, targets = batch
+    is_token = keras.ops.cast(targets != PADDING, "float64")
+    losses = keras.losses.sparse_categorical_crossentropy(
+        keras.ops.maximum(targets, 0), model(inputs), from_logits=True
+    )
+    return isotrain.weighted(losses, is_token)
+
+
+LOSS = {"name": "sparse_categorical_crossentropy", "from_logits": True, "ignore_class": PADDING}
+SPEC = {
+    "model": model,
+    "data": data,
+    "collate": {"pad": {"tokens": 0, "labels": PADDING}},
+    "loss": LOSS,
+    "optimizer": {"name": "sgd", "lr": 0.5},
+    "global_batch_size": 5,
+    "epochs": 3,
+    "precision": "float64",
+    "device": "cpu",
+    "threads": 1,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "longest": {},
+    "multiple": {"collate": {**SPEC["collate"], "to": "multiple-of-4"}},
+    "fixed": {"collate": {**SPEC["collate"], "to": 11}},
+    "function": {"collate": padded_by_torch, "gradient_accumulation_steps": 2},
+    "loader": {"collate": None, "data": loaders},
+    "weighted": {"loss": None, "objective": weighted_loss},
+}
+CELLS = {
+    **{("torch-ddp", replicas): tuple(VARIANTS) for replicas in (1, 2, 3)},
+    ("tf-mirrored", 2): ("longest", "weighted"),
+    ("tf-multiworker", 3): ("longest", "function"),
+    ("horovod-torch", 2): ("longest", "function"),
+    ("horovod-tf", 2): ("longest",),
+}
+"""Variants by backend and replicas: what makes batches is the same on all backends."""
+LENGTHS = [len(Texts()[index]["tokens"]) for index in range(SAMPLES)]
+
+
+def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
+    metrics = fit(session)
+    predictions = session.predict()
+    return {"loss": session.last_loss, **metrics, "predictions": predictions}
+
+
+@functools.cache
+def results(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
+    """Results of every variant, in one run."""
+    specs = {name: SPEC | VARIANTS[name] for name in CELLS[backend, replicas]}
+    return launched_in_turn(specs, fitted, backend, replicas)[0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas", "variant"),
+    [param(*cell, variant) for cell, variants in CELLS.items() for variant in variants],
+)
+def test_padding_changes_no_result(backend: str, replicas: int, variant: str) -> None:
+    seen, expected = results(backend, replicas)[variant], results("torch-ddp", 1)["longest"]
+    for name in ("loss", "validation_loss"):
+        assert seen[name] == pytest.approx(expected[name], abs=1e-12, rel=0), name
+    for row, reference, tokens in zip(
+        seen["predictions"], expected["predictions"], LENGTHS, strict=True
+    ):
+        np.testing.assert_allclose(row[:tokens], reference[:tokens], rtol=0, atol=1e-12)
