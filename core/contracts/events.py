@@ -152,6 +152,24 @@ class Scalars(ProcessEvent):
     values: Sequence[Mapping[str, float]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MediaLogged(ProcessEvent):
+    """An image, histogram or text of a step was written to a file, by rank 0.
+
+    Attributes:
+        logged_step: Index of the step that it belongs to, from 0 over the run.
+        name: Name under which it was logged.
+        media: `image`, `histogram` or `text`.
+        file: Path of the file in the run directory.
+    """
+
+    kind = "media_logged"
+    logged_step: int
+    name: str
+    media: str
+    file: str
+
+
 def outlasts_rewind(step: int, names: Iterable[str], steps_done: int) -> bool:
     """Whether scalars of a step stay when a run goes on after `steps_done` steps, and repeats later ones.
 
@@ -385,6 +403,7 @@ _KINDS: tuple[type[Event], ...] = (
     Progress,
     Steps,
     Scalars,
+    MediaLogged,
     Evaluating,
     EpochEnded,
     CheckpointSaved,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from isotrain.core.contracts.backend.capabilities import Availability
+
+MediaKind = Literal["image", "histogram", "text"]
 
 
 class Logger:
@@ -57,6 +59,17 @@ class Logger:
 
         Args:
             records: Pairs of a step, from 0 over the run, and its scalars by name. A step may have several.
+        """
+
+    def media_logged(self, step: int, name: str, kind: MediaKind, path: Path) -> None:
+        """Called with a file of `session.log_image`, `log_histogram` or `log_text`.
+
+        Args:
+            step: Index of the step, from 0 over the run.
+            name: Name under which it was logged, which may have parts divided by `/`.
+            kind: What the file is: a PNG image, JSON with `counts`, `edges`, `sum`, `sum_of_squares` and
+                `not_finite`, or a UTF-8 text.
+            path: Path of the file in the run directory.
         """
 
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:

@@ -13,6 +13,7 @@ from isotrain.core.contracts.events import (
     CheckpointSaved,
     EpochEnded,
     Event,
+    MediaLogged,
     Ready,
     Scalars,
     Steps,
@@ -61,6 +62,11 @@ class EventDispatcher:
         elif isinstance(event, Scalars):
             records = list(zip(event.steps, event.values, strict=True))
             self._call_loggers("scalars_logged", records, steps=len(records))
+        elif isinstance(event, MediaLogged):
+            path = self._directory / event.file
+            if path.exists():  # rank 0 may be on another host, which sends its files at the end
+                facts = event.logged_step, event.name, event.media, path
+                self._call_loggers("media_logged", *facts, steps=1)
         elif isinstance(event, EpochEnded):
             epoch, done = event.epoch, event.done
             loss = {} if event.loss is None else {"loss": event.loss}

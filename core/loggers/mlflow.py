@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.backend.capabilities import Availability
-from isotrain.core.contracts.logger import Logger
+from isotrain.core.contracts.logger import Logger, MediaKind
 from isotrain.core.loggers import requirement
 
 _MAX_METRICS = 1000
@@ -82,6 +82,9 @@ class MlflowLogger(Logger):
 
     def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         self._send(records)
+
+    def media_logged(self, step: int, name: str, kind: MediaKind, path: Path) -> None:
+        self._client.log_artifact(self._run, str(path), f"media/{name}")
 
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         tagged = {f"epoch/{name}": value for name, value in metrics.items()}

@@ -1,21 +1,23 @@
-"""The logger `tensorboard`: scalars in a TensorBoard event file.
+"""The logger `tensorboard`: scalars, images, histograms and texts in a TensorBoard event file.
 
 The file is a sequence of TFRecords, each a protocol buffer `Event`
-(tensorflow/core/util/event.proto), of which scalars need six fields. They are encoded here because the
-packages that could do it import a framework where one is installed, and this process imports none.
+(tensorflow/core/util/event.proto), of which scalars need six fields and media some more. They are encoded
+here because the packages that could do it import a framework where one is installed, and this process
+imports none.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.logger import Logger
+from isotrain.core.contracts.logger import Logger, MediaKind
 
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types of protocol buffers
 _CASTAGNOLI = 0x82F63B78
@@ -25,7 +27,7 @@ class TensorBoardLogger(Logger):
     """Writes an event file with losses, learning rates and metrics by step."""
 
     name = "tensorboard"
-    summary = "scalars for TensorBoard, in the folder tensorboard of the run directory"
+    summary = "scalars and media for TensorBoard, in the folder tensorboard of the run directory"
 
     def __init__(self, folder: str | None = None) -> None:
         """Selects the folder of the event file; None for `tensorboard` in the run directory."""
@@ -55,6 +57,10 @@ class TensorBoardLogger(Logger):
     def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         self._write(_event(step, scalars) for step, scalars in records)
 
+    def media_logged(self, step: int, name: str, kind: MediaKind, path: Path) -> None:
+        value = _field(1, name.encode()) + _MEDIA[kind](path.read_bytes())
+        self._write([_summary_event(step, _field(1, value))])
+
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         tagged = {f"epoch/{name}": value for name, value in metrics.items()}
         self._write([_event(step, {"epoch": epoch, **tagged})])
@@ -65,12 +71,49 @@ class TensorBoardLogger(Logger):
 
 
 def _event(step: int, scalars: Mapping[str, float]) -> bytes:
-    """An `Event`: wall time, step, and a `Summary` with a `Value` (tag, simple value) for each scalar."""
+    """An `Event` with a `Summary` that has a `Value` (tag, simple value) for each scalar."""
     summary = b"".join(
         _field(1, _field(1, tag.encode()) + _field(2, struct.pack("<f", value), _FLOAT))
         for tag, value in scalars.items()
     )
+    return _summary_event(step, summary)
+
+
+def _summary_event(step: int, summary: bytes) -> bytes:
+    """An `Event`: wall time, step and encoded `Summary`."""
     return _field(1, time.time()) + _field(2, step) + _field(5, summary)
+
+
+def _image(content: bytes) -> bytes:
+    """Fields of a `Value` with an `Image`: height, width and channels from the PNG's header, and the file."""
+    width, height, _, color_type = struct.unpack(">IIBB", content[16:26])
+    channels = {0: 1, 2: 3, 6: 4}[color_type]
+    sizes = b"".join(map(_field, (1, 2, 3), (height, width, channels)))
+    return _field(4, sizes + _field(4, content))
+
+
+def _histogram(content: bytes) -> bytes:
+    """Fields of a `Value` with a `HistogramProto`, of the JSON of `session.log_histogram`."""
+    page = json.loads(content)
+    edges, counts = page["edges"], page["counts"]
+    numbers = edges[0], edges[-1], float(sum(counts)), page["sum"], page["sum_of_squares"]
+    facts = b"".join(_field(number, float(value)) for number, value in enumerate(numbers, 1))
+    limits, buckets = (struct.pack(f"<{len(counts)}d", *each) for each in (edges[1:], counts))
+    return _field(5, facts + _field(6, limits) + _field(7, buckets))
+
+
+def _text(content: bytes) -> bytes:
+    """Fields of a `Value` with a string tensor of shape [1], and the name of TensorBoard's plugin for it."""
+    shape, plugin = _field(2, _field(1, 1)), _field(1, _field(1, b"text"))
+    tensor = _field(1, 7) + _field(2, shape) + _field(8, content)  # 7: strings
+    return _field(8, tensor) + _field(9, plugin)
+
+
+_MEDIA: dict[MediaKind, Callable[[bytes], bytes]] = {
+    "image": _image,
+    "histogram": _histogram,
+    "text": _text,
+}
 
 
 def _field(number: int, value: float | bytes, kind: int | None = None) -> bytes:

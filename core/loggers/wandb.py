@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from isotrain.core.contracts.backend.capabilities import Availability
-from isotrain.core.contracts.logger import Logger
+from isotrain.core.contracts.logger import Logger, MediaKind
 from isotrain.core.loggers import requirement
 
 _ID_FILE = "wandb-run-id"
@@ -70,6 +72,18 @@ class WandbLogger(Logger):
     def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         for step, scalars in records:
             self._run.log({"step": step, **scalars})
+
+    def media_logged(self, step: int, name: str, kind: MediaKind, path: Path) -> None:
+        import wandb
+
+        if kind == "image":
+            media: Any = wandb.Image(str(path))
+        elif kind == "text":
+            media = wandb.Html(f"<pre>{html.escape(path.read_text(encoding='utf-8'))}</pre>")
+        else:
+            histogram = json.loads(path.read_bytes())
+            media = wandb.Histogram(np_histogram=(histogram["counts"], histogram["edges"]))
+        self._run.log({"step": step, name: media})
 
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         tagged = {f"epoch/{name}": value for name, value in metrics.items()}

@@ -27,6 +27,7 @@ from isotrain.core.session.checkpointer import Checkpointer
 from isotrain.core.session.training.context import build_session_context, setup_notes, state_notes
 from isotrain.core.session.training.evaluation import Evaluator
 from isotrain.core.session.training.freezing import WeightFreezer
+from isotrain.core.session.training.media_log import MediaLog
 from isotrain.core.session.training.plateau import plateau_fraction
 from isotrain.core.session.training.predictions import concatenated
 from isotrain.core.session.training.session_log import SessionLog
@@ -94,6 +95,7 @@ class Session:
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
         self._freezer = WeightFreezer(session_context, self._trainer_state)
         self._log = SessionLog(self.group, self._trainer_state, self._step_logger)
+        self._media_log = MediaLog(self._log, reporter, self.run_directory)
         self._evaluation = Evaluator(
             session_context, reporter, training.average, training.evaluation_values
         )
@@ -637,6 +639,50 @@ class Session:
                 still to come after the next one.
         """
         self._log.scalars(scalars, step)
+
+    def log_image(self, name: str, image: Any, step: int | None = None) -> None:
+        """Writes an image of a step into the run directory, for the spec's loggers too; as `log`. Local.
+
+        Args:
+            name: Name of letters, digits, `-` and `_`, in parts divided by `/`: a folder in `media`.
+            image: Array or tensor of shape `[height, width]` or `[height, width, channels]` with 1, 3 (RGB)
+                or 4 channels (with opacity): uint8, or floats from 0 to 1. Waits for its tensor.
+            step: Index of the step, as in `log`.
+
+        Raises:
+            IsotrainError: It is no such image, or the name or the step cannot be.
+        """
+        self._media_log.image(name, image, step)
+
+    def log_histogram(
+        self, name: str, values: Any, step: int | None = None, *, bins: int = 64
+    ) -> None:
+        """Writes the histogram of values of a step into the run directory; as `log_image`. Local.
+
+        Args:
+            name: Name, as in `log_image`.
+            values: Array or tensor of any shape, such as the gradients of a weight; NaN and infinity are
+                counted apart.
+            step: Index of the step, as in `log`.
+            bins: Number of bins of one width, from the smallest value to the largest.
+
+        Raises:
+            IsotrainError: There is no finite value, or the name or the step cannot be.
+        """
+        self._media_log.histogram(name, values, bins, step)
+
+    def log_text(self, name: str, text: str, step: int | None = None) -> None:
+        """Writes a text of a step into the run directory; as `log_image`. Local.
+
+        Args:
+            name: Name, as in `log_image`.
+            text: The text.
+            step: Index of the step, as in `log`.
+
+        Raises:
+            IsotrainError: The name or the step cannot be.
+        """
+        self._media_log.text(name, text, step)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:

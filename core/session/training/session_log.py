@@ -29,19 +29,28 @@ class SessionLog:
 
     def scalars(self, scalars: Mapping[str, Any], step: int | None) -> None:
         """Records named scalars of a step, as `Session.log`."""
-        checked = self._step("log", step)
+        checked = self.step("log", step)
         for name, value in scalars.items():
             _require_name("log", name)
             if math.prod(shape := getattr(value, "shape", ())) != 1:
                 raise IsotrainError(
                     f"log: {name!r}: expected a number or a scalar tensor, received shape {[*shape]}."
                 )
-        if scalars and not self._step_logger.is_silent:
+        if scalars and not self.is_silent:
             values = {name: self._snapshot(value) for name, value in scalars.items()}
             self._step_logger.log(checked, values)
 
-    def _step(self, call: str, step: int | None) -> int:
-        """The step that is logged for: the last one taken by default, the first one before any."""
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing is recorded: on ranks above 0, or where nobody listens."""
+        return self._step_logger.is_silent
+
+    def step(self, call: str, step: int | None) -> int:
+        """The step that is logged for: the last one taken by default, the first one before any.
+
+        Raises:
+            IsotrainError: The step is still to come after the next one.
+        """
         steps_done = self._trainer_state.steps_done
         if step is None:
             return max(0, steps_done - 1)

@@ -45,10 +45,10 @@ def plain(
         for batch in batches:
             optimizer.zero_grad()
             predicted = model(batch.inputs, training=True)
-            if predicted.shape[-1] > 1:
-                loss = torch.nn.functional.cross_entropy(predicted, batch.targets.long())
-            else:
+            if predicted.shape == batch.targets.shape:
                 loss = torch.nn.functional.mse_loss(predicted, batch.targets)
+            else:
+                loss = torch.nn.functional.cross_entropy(predicted, batch.targets.long())
             loss.backward()
             optimizer.step()
             observed.append(observe(float(loss), model, optimizer))
@@ -124,6 +124,20 @@ def test_own_scalars(backend: str, replicas: int, tmp_path: Path) -> None:
     scalars = read_history(tmp_path / "run").scalars
     np.testing.assert_allclose([*scalars["rmse"].values()], np.sqrt(losses), rtol=1e-12)
     np.testing.assert_allclose([*scalars["average_loss"].values()], averages[1:], rtol=1e-12)
+
+
+@pytest.mark.examples
+@CELLS
+def test_log_media(backend: str, replicas: int, tmp_path: Path) -> None:
+    weights, _ = plain("log_media", own_loss)
+
+    def work(session: isotrain.Session) -> dict[str, np.ndarray]:
+        load("log_media").train(session)
+        return session.read_state(["trainable"])
+
+    assert_equal(launch(work, "log_media", backend, replicas, tmp_path / "run"), weights)
+    names = {each.parent.name for each in (tmp_path / "run" / "media").rglob("step-00000000[25].*")}
+    assert names == {"reconstruction", "kernel", "summary"}
 
 
 def total_norm(loss: float, model: Any, optimizer: Any) -> float:
