@@ -18,6 +18,8 @@ from isotrain.core.system.files import atomic_write
 CSV_FILE = "comparison.csv"
 REPORT_PACKAGES = ("jinja2", "matplotlib")
 RUNS_FOLDER = "runs"
+COMPARISONS_VARIABLE = "ISOTRAIN_COMPARISONS"
+"""Environment variable with the folder in which new comparisons are made."""
 _FREE_SETTINGS = {"repeats", "time_budget_s", "run_seconds", "spent_s", "margin"}
 """Settings that may differ on resume: how much is measured, not how."""
 _MACHINE = ("system", "processor", "cores", "gpus")
@@ -43,10 +45,11 @@ def new_folder(name: str, folder: str | os.PathLike[str] | None) -> Path:
 
 def _free_path(name: str) -> Path:
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = Path("comparisons") / stem, 1
+    folder = Path(os.environ.get(COMPARISONS_VARIABLE) or "comparisons")
+    path, number = folder / stem, 1
     while path.exists():
         number += 1
-        path = Path("comparisons") / f"{stem}-{number}"
+        path = folder / f"{stem}-{number}"
     return path
 
 

@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+RUN_HELP = "the run: its directory, its name in the runs folder, or `last`"
+"""Help of an argument of the type `run_location`."""
+
 
 def positive_int(text: str) -> int:
     """A whole number of at least 1."""
@@ -45,6 +48,13 @@ def name_with_options(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"expected NAME[,OPTION=VALUE...], received {text!r}")
     options = (pair.partition("=") for pair in pairs)
     return {"name": name, "options": {key.strip(): _yaml(value) for key, _, value in options}}
+
+
+def run_location(text: str) -> str:
+    """The path or URL of a run or checkpoint, from a path, a bare name of a run, or `last`."""
+    from isotrain.core.launching.run_directory.run_directory import locate_run
+
+    return locate_run(text)
 
 
 def option(text: str) -> tuple[str, Any]:

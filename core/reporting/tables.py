@@ -42,7 +42,9 @@ _STYLES = {"yes": "green", "no": "red"}
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Renders a table; in a terminal that is too narrow, cells are folded.
+    """Renders a table; in a terminal that is too narrow, cells are folded between words.
+
+    Where a word would not fit, each row is a block of facts: what is copied is never broken.
 
     Args:
         columns: Headings of the columns.
@@ -59,11 +61,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = _widths([columns, *rows])
     available = _width() - _GAP * len(columns)
     if sum(widths) > available:
-        columns = [column.replace("-", "-\n") for column in columns]
-        words = [
-            [max(cell.split(), key=len, default="") for cell in row] for row in [columns, *rows]
-        ]
-        widths = _fitted_widths(available, widths, _widths(words))
+        heads = [column.replace("-", "-\n") for column in columns]
+        words = [[max(cell.split(), key=len, default="") for cell in row] for row in [heads, *rows]]
+        minimum = _widths(words)
+        if sum(minimum) > available:
+            blocks = (facts(row[0], zip(columns[1:], row[1:], strict=True)) for row in rows)
+            return "\n".join(blocks)
+        columns, widths = heads, _fitted_widths(available, widths, minimum)
     for column, width in zip(columns, widths, strict=True):
         grid.add_column(column, overflow="fold", width=width)
     for row in rows:
@@ -79,8 +83,6 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 def _fitted_widths(available: int, natural: Sequence[int], minimum: Sequence[int]) -> list[int]:
     """Widths of columns that do not all fit: whole words first, then the rest where it lacks most."""
     widths = list(minimum)
-    while sum(widths) > available and max(widths) > 1:
-        widths[widths.index(max(widths))] -= 1
     while sum(widths) < available:
         lacking = [wanted - width for wanted, width in zip(natural, widths, strict=True)]
         widths[lacking.index(max(lacking))] += 1

@@ -321,39 +321,45 @@ def _proposal(proposal: Mapping[str, Any]) -> str:
     return f"{cut}; {label}: {counts}; {proposal['seconds'] * _MILLI:.3g} ms a micro-batch"
 
 
+_SAME_FOR_ALL = ("folder", "on", "launcher")
+"""Columns of a list of runs that are left out where all rows have the same."""
+
+
 def runs(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The runs, one per row, and why some failed."""
+    """The runs, one per row, what is the same for all of them, and why some failed."""
     if not entries:
         return paragraph("There are no runs.")
-    columns = (
-        "run directory",
-        "state",
-        "backend",
-        "launcher",
-        "replicas",
-        "started",
-        "step",
-        "loss",
-    )
-    parts = [table(columns, [_run_row(run) for run in entries])]
-    why = [(run["directory"], run["why"]) for run in entries if run["why"]]
-    return "\n".join([*parts, *([facts("why", why)] if why else [])])
+    rows = [_run_facts(run) for run in entries]
+    same = {name: rows[0][name] for name in _SAME_FOR_ALL if len({row[name] for row in rows}) == 1}
+    columns = [name for name in rows[0] if name not in same]
+    parts = [table(columns, [[row[name] for name in columns] for row in rows])]
+    if same:
+        parts.append(facts("all of them", same.items()))
+    why = [(row["run"], run["why"]) for row, run in zip(rows, entries, strict=True) if run["why"]]
+    if why:
+        parts.append(facts("why", why))
+    return "\n".join(parts)
 
 
-def _run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
-    has_no_collective = run["collective"] in (None, "none")
+def _run_facts(run: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of a list of runs for one of them, by heading."""
+    folder, _, name = run["directory"].rpartition("/")
     total = f"/{run['total_steps']}" if run["total_steps"] else ""
-    return (
-        run["directory"],
-        run["state"],
-        "-"
-        if run["backend"] is None
-        else run["backend"] + ("" if has_no_collective else f":{run['collective']}"),
-        text_of(run["launcher"]),
-        text_of(run["replicas"]),
-        "-"
-        if run["started"] is None
-        else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["started"])),
-        f"{run['step']}{total}",
-        text_of(run["loss"]),
-    )
+    return {
+        "run": name,
+        "state": run["state"],
+        "step": f"{run['step']}{total}",
+        "last loss": "-" if run["loss"] is None else f"{run['loss']:.4g}",
+        "started": "-" if run["started"] is None else _ago(time.time() - run["started"]),
+        "on": "-" if run["backend"] is None else f"{run['backend']}@{run['replicas']}",
+        "launcher": text_of(run["launcher"]),
+        "folder": folder or ".",
+    }
+
+
+def _ago(seconds: float) -> str:
+    """A time in the past, as text such as `5 min ago`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from isotrain.core.cli.argument_types import positive_int
+from isotrain.core.cli.argument_types import positive_int, run_location
 from isotrain.core.cli.command import Command
 from isotrain.core.cli.commands import model
 from isotrain.core.cli.exit_codes import ExitCode
@@ -29,7 +29,7 @@ _DESCRIPTION = (
     "Shows, compares, verifies, exports and removes checkpoints: local ones, or those at a URL such as"
     " s3://bucket/run."
 )
-_PATHS = "a checkpoint; or a folder of checkpoints or a run directory"
+_PATHS = "a checkpoint; or a folder of checkpoints or a run: its directory or name, or `last`"
 """Help of a path; only the text after `; or ` fits where a single checkpoint will not do."""
 
 
@@ -121,20 +121,28 @@ def add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_show_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("path", metavar="PATH", help=f"{_PATHS}: the newest in it")
+    command.add_argument(
+        "path", type=run_location, metavar="PATH", help=f"{_PATHS}: the newest in it"
+    )
 
 
 def _add_diff_arguments(command: argparse.ArgumentParser) -> None:
     _add_show_arguments(command)
-    command.add_argument("other", metavar="OTHER", help="the checkpoint to compare with")
+    command.add_argument(
+        "other", type=run_location, metavar="OTHER", help="the checkpoint to compare with"
+    )
 
 
 def _add_verify_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("paths", nargs="+", metavar="PATH", help=f"{_PATHS}: all in it")
+    command.add_argument(
+        "paths", type=run_location, nargs="+", metavar="PATH", help=f"{_PATHS}: all in it"
+    )
 
 
 def _add_prune_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", metavar="FOLDER", help=_PATHS.partition("; or ")[2])
+    command.add_argument(
+        "folder", type=run_location, metavar="FOLDER", help=_PATHS.partition("; or ")[2]
+    )
     command.add_argument(
         "--keep-last",
         type=positive_int,

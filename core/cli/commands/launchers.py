@@ -115,7 +115,9 @@ def submission_preview(spec: TrainingSpec, plan: Plan) -> dict[str, Any]:
     """The submission of a plan, with a placeholder for its key; empty where no scheduler is used."""
     if _scheduler_launcher(spec, plan) is None:
         return {}
-    directory = Path("runs").absolute() / f"{spec.name}-TIME"
+    from isotrain.core.launching.run_directory.run_directory import runs_folder
+
+    directory = runs_folder().absolute() / f"{spec.name}-TIME"
     submission, command = _submission(spec, plan, directory, key="KEY")
     return _preview(submission, command)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.cli.argument_types import positive_int
+from isotrain.core.cli.argument_types import RUN_HELP, positive_int, run_location
 from isotrain.core.cli.command import Command
 from isotrain.core.cli.support import add_working_directory_to_path
 from isotrain.core.contracts.state import FORMS
@@ -217,7 +217,10 @@ def _add_export_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_finished_run_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "run", metavar="RUN", help="the directory of a run, or a checkpoint: its folder or URL"
+        "run",
+        type=run_location,
+        metavar="RUN",
+        help=f"{RUN_HELP}; or a checkpoint: its folder or URL",
     )
     command.add_argument(
         "--spec",

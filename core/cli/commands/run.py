@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.argument_types import (
+    RUN_HELP,
     name_with_options,
     non_negative_int,
     port,
     ranks,
+    run_location,
     target,
 )
 from isotrain.core.cli.command import Command
@@ -208,6 +210,7 @@ def _add_run_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--resume",
+        type=run_location,
         metavar="FROM",
         help="continue from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest"
         " in --run-dir or the spec's checkpoint.folder, if there is one",
@@ -216,7 +219,7 @@ def _add_run_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_resume_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
+    command.add_argument("run_dir", type=run_location, metavar="RUN", help=RUN_HELP)
     command.add_argument(
         "--spec",
         metavar="SPEC",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from isotrain.core.cli.argument_types import non_negative_int
+from isotrain.core.cli.argument_types import RUN_HELP, non_negative_int, run_location
 from isotrain.core.cli.command import Command
 from isotrain.core.contracts.events import Output
 from isotrain.core.errors import IsotrainError
@@ -20,9 +20,11 @@ _POLL_SECONDS = 0.2
 
 def runs(options: argparse.Namespace) -> None:
     """Lists runs."""
+    from isotrain.core.launching.run_directory.run_directory import runs_folder
     from isotrain.core.launching.run_directory.run_listing import runs_in
 
-    entries = [run.to_dict() for run in runs_in(options.folder)]
+    folder = runs_folder() if options.folder is None else options.folder
+    entries = [run.to_dict() for run in runs_in(folder)]
     if options.json:
         print(json_page({"format": FORMAT, "runs": entries}))
         return
@@ -71,13 +73,12 @@ def _add_runs_arguments(command: argparse.ArgumentParser) -> None:
         "folder",
         metavar="FOLDER",
         nargs="?",
-        default="runs",
-        help="folder of run directories, or one of them (default: runs)",
+        help="folder of run directories, or one of them (default: ISOTRAIN_RUNS, else runs)",
     )
 
 
 def _add_logs_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run", metavar="RUN", help="directory of the run")
+    command.add_argument("run", type=run_location, metavar="RUN", help=RUN_HELP)
     command.add_argument(
         "--rank",
         type=non_negative_int,
@@ -107,8 +108,8 @@ LOGS = Command(
     "Prints the log of a rank: all that it has printed, also while the run goes on.",
     """\
 examples:
-  isotrain logs runs/digits-20260102-030405
-  isotrain logs runs/digits-20260102-030405 --rank 3 --follow""",
+  isotrain logs last
+  isotrain logs digits-20260102-030405 --rank 3 --follow""",
     add_arguments=_add_logs_arguments,
     module=__name__,
 )

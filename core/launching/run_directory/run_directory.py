@@ -41,6 +41,10 @@ KEPT_BY_LAUNCHER = frozenset(
     (SPEC_FILE, PLAN_FILE, EVENTS_FILE, STEPS_FILE, RESULT_FILE, VERSIONS_FILE)
 )
 """Files that the launching process writes from the events of the ranks; rank 0 writes the others."""
+RUNS_VARIABLE = "ISOTRAIN_RUNS"
+"""Environment variable with the folder in which new run directories are made; `runs` without it."""
+LAST = "last"
+"""Name for the run that was started last, among those in the runs folder."""
 _LOCK_FILE = ".lock"
 _LOCK_SECONDS = 0.2
 """Time limit for the exclusive lock: longer than `is_locked` holds its shared one."""
@@ -227,6 +231,28 @@ def has_checkpoints_itself(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in (MANIFEST, f"step-*/{MANIFEST}"))
 
 
+def runs_folder() -> Path:
+    """The folder in which new run directories are made."""
+    return Path(os.environ.get(RUNS_VARIABLE) or "runs")
+
+
+def locate_run(text: str) -> str:
+    """The path of a run that the user names: a path or URL, a bare name in the runs folder, or `last`.
+
+    Raises:
+        PlanError: `last`, and there is no run.
+    """
+    if is_url(text) or Path(text).exists():
+        return text
+    if text == LAST:
+        specs = list(runs_folder().glob(f"*/{SPEC_FILE}"))
+        if not specs:
+            raise PlanError(f"{LAST}: there are no runs in {runs_folder()}.")
+        return str(max(specs, key=lambda spec: spec.stat().st_mtime_ns).parent)
+    named = runs_folder() / text
+    return str(named) if named.parent == runs_folder() and named.is_dir() else text
+
+
 def read_fields(folder: Path, name: str) -> dict[str, Any]:
     """Reads a JSON file that `RunDirectory.write` wrote.
 
@@ -382,12 +408,12 @@ def _use_empty_folder(path: Path) -> Path:
 
 
 def _make_new_folder(name: str) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder, stamp = runs_folder(), time.strftime("%Y%m%d-%H%M%S")
     for number in range(1, 1000):
-        path = Path("runs") / (f"{name}-{stamp}" if number == 1 else f"{name}-{stamp}-{number}")
+        path = folder / (f"{name}-{stamp}" if number == 1 else f"{name}-{stamp}-{number}")
         try:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
         return path.resolve()
-    raise PlanError(f"runs/{name}-{stamp}-* all exist; choose a directory with --run-dir.")
+    raise PlanError(f"{folder}/{name}-{stamp}-* all exist; choose a directory with --run-dir.")

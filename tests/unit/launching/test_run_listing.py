@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from isotrain.core.launching.run_directory import run_listing
 from isotrain.core.launching.run_directory.run_directory import (
     RunDirectory,
     last_weights_file,
+    locate_run,
     rank_log,
 )
 from isotrain.core.launching.run_directory.run_listing import runs_in, summarize_run
+from isotrain.core.reporting import tables
 from isotrain.core.run.controller import shown_ranks
 
 PLAN = {
@@ -136,10 +139,36 @@ def test_runs_are_listed_as_they_started(
     assert (second["state"], second["why"]) == ("failed", "it broke")
     assert main(["runs"]) == ExitCode.OK
     text = capsys.readouterr().out
-    assert "| runs/b        | stopped | torch-ddp:gloo | local    | 2 " in text
-    assert "runs/a  it broke" in text
+    assert "| b   | stopped | 1    | 2         | " in text
+    assert "on        torch-ddp@2" in text, "what is the same for all is said once"
+    assert "  a  it broke" in text
     assert main(["runs", "runs/a"]) == ExitCode.OK
-    assert "runs/b" not in capsys.readouterr().out
+    assert "| b " not in capsys.readouterr().out
+    for name in ("runs/b", "b", "last"):
+        run = locate_run(name)
+        assert Path(run).resolve() == (
+            tmp_path / "runs/a" if name == "last" else tmp_path / "runs/b"
+        )
+    assert locate_run("nothing") == "nothing"
+    monkeypatch.setenv("ISOTRAIN_RUNS", str(tmp_path / "elsewhere"))
+    assert main(["logs", "last"]) == ExitCode.USAGE
+    assert "last: there are no runs in" in capsys.readouterr().err
+    assert RunDirectory.create("named", None).path.parent == tmp_path / "elsewhere"
+
+
+def test_what_is_copied_is_never_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "is_terminal", lambda: True)
+    rows = [("digits-20261126-143452", "some words that fold"), ("b", "few")]
+    for columns, expected in (
+        (80, "some words that fold"),
+        (40, "some words"),
+        (24, "  what  some"),
+    ):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = tables.table(("run", "what"), rows)
+        assert "digits-20261126-143452" in text
+        assert expected in text
+        assert max(map(len, re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines())) <= columns
 
 
 def test_listing_runs_prevents_no_start(tmp_path: Path) -> None:
