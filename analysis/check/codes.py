@@ -264,8 +264,8 @@ _ALL = (
         " (mixup, CutMix, a mean over the batch), the samples depend on the number of replicas. A run of"
         " several replicas tries it on its first local batch, as a whole and in parts, with the same random"
         " numbers. If the samples differ, the run is refused.",
-        "Change each sample on its own, with the numbers that the third argument draws. Mix samples in the"
-        " data: give a stream of batches, which every process reads alike.",
+        "Change each sample on its own, with the numbers that the third argument draws. Its `partner()` gives"
+        " each sample another one of the global batch, for mixup and CutMix.",
     ),
     Rule(
         "ISO301",

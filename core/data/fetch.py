@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from isotrain.core.data.arrays import InputsAndTargets, as_array
+from isotrain.core.data.order.permutation import random_of
 from isotrain.core.data.pytree import Weighted, leaves, map_tree, unweighted
 from isotrain.core.data.sample_rng import SampleRandom
 from isotrain.core.data.sources import Source
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 Transform = Callable[[Any, Any, SampleRandom], InputsAndTargets]
 """`transform(inputs, targets, random)`: a local batch to a local batch, sample by sample."""
+Gather = Callable[["Indices"], InputsAndTargets]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,23 @@ class TransformedBatches:
         self._seed = seed
         self._is_on_device = is_on_device
 
-    def __call__(self, parts: InputsAndTargets, positions: BatchPositions) -> InputsAndTargets:
-        """The local batch as arrays `[batch, ...]`, with a row for each of its positions."""
+    def __call__(
+        self,
+        parts: InputsAndTargets,
+        positions: BatchPositions,
+        gather: Gather | None = None,
+    ) -> InputsAndTargets:
+        """The local batch as arrays `[batch, ...]`, with a row for each of its positions.
+
+        Args:
+            parts: The samples of the local batch, arrays `[batch, ...]`.
+            positions: Their positions.
+            gather: Function from rows of the global batch to copies of their samples; None where it has only
+                the local batch.
+        """
         made_by = "the data set"
         if self._transform is not None:
-            parts = self._apply(self._transform, parts, positions)
+            parts = self._apply(self._transform, parts, positions, gather)
             made_by = "the transform"
         inputs, targets = parts[0], parts[1]
         rows = len(positions.local)
@@ -80,24 +97,40 @@ class TransformedBatches:
         )
 
     def _apply(
-        self, transform: Transform, parts: InputsAndTargets, positions: BatchPositions
+        self,
+        transform: Transform,
+        parts: InputsAndTargets,
+        positions: BatchPositions,
+        gather: Gather | None,
     ) -> InputsAndTargets:
         """Calls the transform, without sample weights, on arrays of shape [batch, ...]."""
         targets, weights = unweighted(parts[1])
-        epoch, indices = positions.epoch, positions.local
-        if self.checks_transform and len(indices) > 1:
+        rows = len(positions.local)
+        numbers_of = partial(self._random_of, positions, gather)
+        if self.checks_transform and rows > 1:
             self.checks_transform = False
-            require_no_mixing(
-                transform,
-                (parts[0], targets),
-                lambda start, stop: SampleRandom(self._seed, epoch, indices[start:stop]),
-            )
-        result = transform(parts[0], targets, SampleRandom(self._seed, epoch, indices))
+            require_no_mixing(transform, (parts[0], targets), numbers_of)
+        result = transform(parts[0], targets, numbers_of(0, rows))
         if not isinstance(result, tuple) or len(result) != 2:
             raise DataError(
                 f"transform: expected it to return (inputs, targets), received {result!r:.80}."
             )
         return result if weights is None else (result[0], Weighted(result[1], weights))
+
+    def _random_of(
+        self, positions: BatchPositions, gather: Gather | None, start: int, stop: int
+    ) -> SampleRandom:
+        """Random numbers of the samples `start` to `stop` of a local batch."""
+        local, seed, epoch = positions.local[start:stop], self._seed, positions.epoch
+
+        def partners(number: int) -> tuple[Any, Any, SampleRandom]:
+            assert gather is not None
+            first = int(np.flatnonzero(positions.all == local[0])[0])
+            rows = _partner_rows(positions, seed, number)[first : first + len(local)]
+            inputs, targets = gather(rows)
+            return inputs, unweighted(targets)[0], SampleRandom(seed, epoch, positions.all[rows])
+
+        return SampleRandom(seed, epoch, local, None if gather is None else partners)
 
     def _check_rows(self, tree: Any, expected: int, name: str, made_by: str) -> Any:
         """Every leaf as an array with `expected` rows; unchanged if it is on the device."""
@@ -115,6 +148,15 @@ class TransformedBatches:
         return tree
 
 
+def _partner_rows(positions: BatchPositions, seed: int, number: int) -> Indices:
+    """The partner of each row of a global batch: the next one in a random cycle through all, int64 [size]."""
+    random = random_of(seed, positions.epoch, 3, positions.step, number)
+    cycle = random.permutation(len(positions.all))
+    rows = np.empty_like(cycle)
+    rows[cycle] = np.roll(cycle, -1)
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Fetcher:
     """Makes local batches of a source's samples; picklable where the source and the transform are."""
@@ -124,4 +166,7 @@ class Fetcher:
 
     def fetch(self, positions: BatchPositions) -> InputsAndTargets:
         """The samples of a local batch: host arrays `[batch, ...]`, gathered, transformed and checked."""
-        return self.transform(self.source.gather(positions.local), positions)
+        gather = self.source.gather
+        return self.transform(
+            gather(positions.local), positions, lambda rows: gather(positions.all[rows])
+        )

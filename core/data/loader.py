@@ -364,7 +364,8 @@ class Loader:
         local_parts = parts if local.rows == slice(0, len(rows)) else slice_rows(parts, local.rows)
         if self._has_transform:  # it may change arrays in place, and these are the stream's
             local_parts = map_parts(np.copy, local_parts)
-        return self.transformed(local_parts, BatchPositions(epoch, step, rows[local.rows], rows))
+        positions = BatchPositions(epoch, step, rows[local.rows], rows)
+        return self.transformed(local_parts, positions, lambda chosen: slice_rows(parts, chosen))
 
     def _sharded_batches(self, source: ShardedStream, step: int) -> Iterator[Batch]:
         size = self._global_batch_size
@@ -404,6 +405,6 @@ def _rows_or_placeholder(start: int, stop: int) -> slice:
     return slice(start, stop) if start < stop else slice(0, 1)
 
 
-def slice_rows(parts: InputsAndTargets, rows: slice) -> InputsAndTargets:
-    """Views of these rows of every array."""
+def slice_rows(parts: InputsAndTargets, rows: slice | sampler.Indices) -> InputsAndTargets:
+    """These rows of every array: views of a slice, copies by index."""
     return map_parts(lambda leaf: as_array(leaf)[rows], parts)

@@ -15,8 +15,8 @@ _TEXTS = {
     " is meant for each replica's local samples,",
     TRANSFORM: "transform: it mixes samples: {}. It is called with one replica's local batch, so the samples"
     " would depend on the number of replicas. Let it change each sample independently, with the random"
-    " numbers of its third argument; data that mix samples (mixup, CutMix) can be given as a stream of"
-    " batches. Where the result may depend on the replicas,",
+    " numbers of its third argument; for mixup and CutMix, `random.partner()` gives each sample another one"
+    " of the global batch. Where the result may depend on the replicas,",
 }
 
 

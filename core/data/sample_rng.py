@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, odd: the step o
 _MAX_RANGE = 1 << 32
 
 Shape = tuple[int, ...]
+Partners = Callable[[int], "tuple[Any, Any, SampleRandom]"]
 
 
 def mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -53,11 +55,22 @@ class SampleRandom:
     generators", OOPSLA 2014). It is for augmentation, not for cryptography.
     """
 
-    def __init__(self, seed: int, epoch: int, indices: Indices) -> None:
-        """Starts at draw 0 of these samples of an epoch: positions in the data set, int64 [batch]."""
+    def __init__(
+        self, seed: int, epoch: int, indices: Indices, partners: Partners | None = None
+    ) -> None:
+        """Starts at draw 0 of some samples of an epoch.
+
+        Args:
+            seed: The spec's seed.
+            epoch: Index of the epoch.
+            indices: Positions of the samples in the data set, int64 [batch].
+            partners: Function from the number of earlier calls to what `partner` returns; None for none.
+        """
         state = _absorbed(_absorbed(_word(0), _word(seed)), _word(epoch))
         self._keys = _absorbed(state, np.asarray(indices, dtype=np.int64).astype(np.uint64))
         self._drawn = 0
+        self._partners = partners
+        self._partner_calls = 0
 
     def __len__(self) -> int:
         """Number of samples in the batch."""
@@ -118,6 +131,28 @@ class SampleRandom:
         if not 0.0 <= p <= 1.0:
             raise DataError(f"bernoulli(p={p}): expected a probability from 0 to 1.")
         return self._unit(shape) < p
+
+    def partner(self) -> tuple[Any, Any, SampleRandom]:
+        """Another sample of the global batch for each sample: a permutation keyed by seed, epoch and step.
+
+        No sample is its own partner, unless it is alone in the global batch. Each call gives others.
+        They are the same however the global batch is split.
+
+        Returns:
+            Inputs and targets of the partners as the data set has them, of shape [batch, ...]; and their
+            random numbers, by which a transform makes of a partner what it makes of that sample itself.
+
+        Raises:
+            DataError: The samples are those of a stream that shards itself, or partners already.
+        """
+        if self._partners is None:
+            raise DataError(
+                "random.partner(): only this replica's samples are known here: the data shard themselves, or"
+                " these are partners already. Let the data mix samples, or take a second partner of the first"
+                " samples."
+            )
+        self._partner_calls += 1
+        return self._partners(self._partner_calls - 1)
 
     def _unit(self, shape: Shape) -> NDArray[np.float64]:
         """The next draws as multiples of 2^-53 in [0, 1), float64 [batch, *shape]."""

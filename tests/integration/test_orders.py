@@ -70,6 +70,11 @@ def noisy(inputs: Any, targets: Any, random: Any) -> Any:
     return inputs + random.normal(0.0, 0.1, (12,)), targets
 
 
+def mixed(inputs: Any, targets: Any, random: Any) -> Any:
+    others, other_targets, _ = random.partner()
+    return (inputs + others) / 2, (targets + other_targets) / 2
+
+
 def spec(order: Any, **fields: Any) -> dict[str, Any]:
     return {
         "model": model,
@@ -95,6 +100,7 @@ SPECS = {
     "balanced": spec({"name": "balanced", "by": classes}),
     "repeated": spec({"name": "repeated", "times": 4}, transform=noisy),
     "call": spec(easiest_first),
+    "partners": spec(None, transform=mixed, shuffle=False),
     "mixture": spec(None, data=mixture),
     "joined": spec(None, data=joined, model=joined_model, loss={"a": "mse", "b": "mse"}),
 }
