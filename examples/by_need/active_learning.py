@@ -45,12 +45,13 @@ def least_sure(logits: np.ndarray, labeled: list[int]) -> list[int]:
 def train(session: isotrain.Session) -> None:
     """Asks for labels, trains on all that are labeled, and so on."""
     points, labels = pool()
-    labeled: list[int] = []
-    for _ in range(ROUNDS):
-        labeled += least_sure(session.predict(points), labeled)
+    labeled: list[int] = session.notes.setdefault("labeled", [])  # checkpoints hold it
+    while not session.is_done:
+        if session.steps_done % STEPS_PER_ROUND == 0:
+            labeled += least_sure(session.predict(points), labeled)
         rows = labeled[session.rank :: len(session.plan.processes)]
-        for _ in range(STEPS_PER_ROUND):
-            session.step(session.batch(points[rows], labels[rows]))
+        session.step(session.batch(points[rows], labels[rows]))
+        session.save_if_due()
 
 
 spec = isotrain.TrainingSpec(

@@ -1,6 +1,7 @@
 """How do I train with momentum contrast (MoCo): a slow encoder of keys, and a queue of past keys?
 
 `ema` is the encoder of keys. The queue is state of the model: the keys of all replicas enter it in each step.
+Give each replica a sample in each step: one without samples keeps its state, and so its old queue.
 
     python examples/by_need/moco.py
 """
@@ -66,6 +67,7 @@ def train(session: isotrain.Session) -> None:
         with session.averaged():
             keys = session.call(second)
         session.step(session.batch(first, keys))
+        session.save_if_due()
 
 
 spec = isotrain.TrainingSpec(

@@ -76,6 +76,7 @@ def train(session: isotrain.Session) -> None:
         old = log_probability(session.call(states), actions)
         for _ in range(PASSES):
             session.step(session.batch(states, (actions, returns - LENGTH / 4, old)))
+        session.save_if_due()  # not between passes: a run that resumes begins by playing
 
 
 spec = isotrain.TrainingSpec(

@@ -1,7 +1,7 @@
 """How do I carry a hidden state over batches (truncated backpropagation through time)?
 
-The state is an input and an output of the model. The loop keeps the rows of its sequences: `session.call`
-gives the state after a chunk, without gradient, and the next batch begins with it.
+The state is an input and an output of the model. `session.predict` gives the state of all sequences after a
+chunk, without gradient, and the next batch begins with it. Checkpoints hold it as one of the session's notes.
 
     python examples/by_need/truncated_backpropagation.py
 """
@@ -45,14 +45,18 @@ def objective(model: Any, batch: Any) -> Any:
 
 
 def train(session: isotrain.Session) -> None:
-    """Goes through this process's sequences chunk by chunk."""
-    waves = sequences()[session.rank :: len(session.plan.processes)]
-    state = np.zeros((len(waves), UNITS))
-    for start in range(0, CHUNKS * LENGTH, LENGTH):
+    """Goes through the sequences chunk by chunk; this process trains on its rows."""
+    waves = sequences()
+    state = np.array(session.notes.get("state", np.zeros((SEQUENCES, UNITS))))
+    rows = slice(session.rank, None, len(session.plan.processes))
+    while not session.is_done:
+        start = session.steps_done * LENGTH
         values, targets = waves[:, start : start + LENGTH], waves[:, start + 1 : start + LENGTH + 1]
-        batch = session.batch((values, state), targets)
-        _, state = session.call((values, state))
+        batch = session.batch((values[rows], state[rows]), targets[rows])
+        _, state = session.predict(((values, state), targets))
+        session.notes["state"] = state.tolist()
         session.step(batch)
+        session.save_if_due()
 
 
 spec = isotrain.TrainingSpec(
