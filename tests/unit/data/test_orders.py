@@ -335,8 +335,11 @@ def test_long_orders_need_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         def __len__(self) -> int:
             return 10**9
 
-    assert isinstance(permutation(0, (0,), 10**9), Bijection)
-    assert permutation(0, (0,), 10**9)[5:9].tolist() != permutation(0, (1,), 10**9)[5:9].tolist()
+    long = permutation(0, (0,), 10**9)
+    assert long[5:9].tolist() != permutation(0, (1,), 10**9)[5:9].tolist()
+    read = [long[start : start + 3000].tolist() for start in (0, 3000, 14000, 15000, 4000)]
+    assert read[2][1000:] == read[3][:2000], "blocks begin anywhere"
+    assert read[4] == permutation(0, (0,), 10**9)[4000:7000].tolist()
     for order in (ordered(data(Huge()), "shuffled", {}), sequential(data(Huge()))):
         last = order.epoch(3)(order.steps_per_epoch - 1)
         assert len(last) == 8
