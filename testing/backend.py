@@ -27,7 +27,7 @@ from isotrain.testing.checks import resume as resume_checks
 from isotrain.testing.checks import state as state_checks
 from isotrain.testing.checks import training as training_checks
 from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
-from isotrain.testing.launching import Notes, Run, try_run
+from isotrain.testing.launching import Notes, Run, on_device, try_run
 from isotrain.testing.scorecard import (
     Check,
     Outcome,
@@ -255,7 +255,8 @@ def check_in_turn(backends: Sequence[str], *, replicas: int = 2) -> list[Scoreca
 
 def _spec(backend: str, **changes: Any) -> dict[str, Any]:
     """Spec of a run in which checks are made."""
-    return reference_model.spec(plugin_manager().backend(split_backend(backend)[0]), **changes)
+    adapter = plugin_manager().backend(split_backend(backend)[0])
+    return {**on_device(reference_model.spec(adapter, **changes))}
 
 
 def _card(backend: str, replicas: int, run: Run) -> Scorecard:

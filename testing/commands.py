@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from isotrain.core.errors import IsotrainError, unknown_name
 from isotrain.core.json_format import FORMAT, json_page
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.reporting.tables import facts, paragraph, table
+from isotrain.testing.launching import DEVICE_VARIABLE
 from isotrain.testing.scorecard import Check, Outcome, Scorecard
 
 
@@ -21,6 +23,7 @@ def conformance(options: argparse.Namespace) -> ExitCode:
     """Checks a backend or a strategy, and prints the scorecard."""
     if not options.json:
         print(f"checking {options.name} in real runs: a minute or so", file=sys.stderr)
+    os.environ[DEVICE_VARIABLE] = options.device
     card = scorecard_of(options.name, options.backend, options.replicas, dict(options.option))
     if options.json:
         print(json_page({"format": FORMAT, "scorecard": card.to_dict()}))

@@ -17,7 +17,7 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing.file_exchange import FileExchange
-from isotrain.testing.launching import SpecFields, try_run
+from isotrain.testing.launching import SpecFields, on_device, try_run
 
 Work = Callable[[Session, str], Any]
 """Function that every rank calls with the session of a spec and the name of that spec."""
@@ -39,7 +39,10 @@ def next_session(
         backend: Backend that starts processes in the same way as the run's; by default the same backend.
     """
     before.close()
-    context, resolved = from_variables(os.environ), ResolvedSpec(load_spec(spec), plugin_manager())
+    context, resolved = (
+        from_variables(os.environ),
+        ResolvedSpec(load_spec(on_device(spec)), plugin_manager()),
+    )
     assert context is not None, "sessions follow each other in the processes of a launched run"
     folder = before.run_directory / name
     # every process has closed its session before the next one opens, which may use the same ports

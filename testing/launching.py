@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -17,6 +18,14 @@ from isotrain.core.session.session import Session
 from isotrain.core.system.files import atomic_write
 
 SpecFields = Mapping[str, Any]
+
+DEVICE_VARIABLE = "ISOTRAIN_CONFORMANCE_DEVICE"
+"""Environment variable with the `device` of all checked runs; their processes inherit it."""
+
+
+def on_device(spec: SpecFields) -> SpecFields:
+    """The spec with the device of the checked runs: `auto` unless the variable names another."""
+    return {"device": os.environ.get(DEVICE_VARIABLE, "auto"), **spec}
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ def try_run(work: Callable[[Session], Any], spec: SpecFields, backend: str, repl
     try:
         returned = api.launch(
             work,
-            spec,
+            on_device(spec),
             backend=backend,
             replicas=replicas,
             run_directory=folder,

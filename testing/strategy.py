@@ -20,7 +20,7 @@ from isotrain.testing import digits, strategy_runs
 from isotrain.testing.checks import resume as resume_checks
 from isotrain.testing.checks import strategy as strategy_checks
 from isotrain.testing.checks.strategy import Evidence
-from isotrain.testing.launching import Run, try_run
+from isotrain.testing.launching import Run, on_device, try_run
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of
 
 
@@ -159,7 +159,7 @@ def check_strategy(
     adapter = plugins.backend(split_backend(chosen)[0])
     for trial in STRATEGY_RUNS:
         count = trial.replicas or replicas
-        spec = load_spec(trial.spec(name, with_options, adapter))
+        spec = load_spec(on_device(trial.spec(name, with_options, adapter)))
         make_plan(ResolvedSpec(spec, plugins), backend=chosen, replicas=count)
     results = [outcome_of(DECLARATIONS, strategy)]
     for trial in STRATEGY_RUNS:

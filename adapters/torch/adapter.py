@@ -44,6 +44,7 @@ class TorchDDP(TorchAdapter):
         "nccl": "NVIDIA's collectives, for GPUs",
         "mpi": "where torch itself was built with MPI",
     }
+    gpu_sharing_collectives = frozenset({"gloo"})
     sync_batchnorm_devices = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
     packages = ("torch", "keras")
     capabilities = layout_capabilities(_REPLICATED)

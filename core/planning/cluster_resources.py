@@ -32,7 +32,12 @@ class ClusterResources(Resources):
         self._layout = layout
 
     def devices(
-        self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
+        self,
+        spec: TrainingSpec,
+        adapter: Adapter,
+        strategy: Strategy,
+        replicas: int | None,
+        collective: str | None = None,
     ) -> Devices:
         if self._holds_all_replicas(adapter):
             count = needed = replicas or max(1, self._device_count(spec, adapter))

@@ -77,7 +77,7 @@ def make_plan(
         _require_available("logger", choice.name, logger.availability())
     if replicas is not None and replicas < 1:
         raise PlanError(f"replicas: expected at least 1, received {replicas}.")
-    devices = resources.devices(spec, adapter, resolved_spec.strategy, replicas)
+    devices = resources.devices(spec, adapter, resolved_spec.strategy, replicas, collective)
     _require_capabilities(resolved_spec.strategy, adapter)
     plan = _resolve(resolved_spec, adapter, resources, devices, collective)
     is_named = chosen in (backend, spec.backend)

@@ -46,7 +46,12 @@ class Resources(ABC):
 
     @abstractmethod
     def devices(
-        self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
+        self,
+        spec: TrainingSpec,
+        adapter: Adapter,
+        strategy: Strategy,
+        replicas: int | None,
+        collective: str | None = None,
     ) -> Devices:
         """Chooses CPUs or GPUs, and the number of replicas.
 
@@ -55,6 +60,7 @@ class Resources(ABC):
             adapter: Adapter of the backend.
             strategy: Strategy of the run.
             replicas: Requested number of replicas; None: as many as there are devices.
+            collective: Requested collective; None: the backend's default.
 
         Raises:
             PlanError: The requested devices are not available.
@@ -77,13 +83,21 @@ class LocalResources(Resources):
         self.options = launcher.options
 
     def devices(
-        self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
+        self,
+        spec: TrainingSpec,
+        adapter: Adapter,
+        strategy: Strategy,
+        replicas: int | None,
+        collective: str | None = None,
     ) -> Devices:
         stages = strategy.parallel_layout.device_mesh(1).size(STAGE)
         gpus = 0 if spec.device == "cpu" else adapter.accelerators()
         count = replicas or max(1, gpus // stages)
         if gpus >= count * stages:
             return Devices("gpu", count)
+        if spec.device == "gpu" and gpus and collective in adapter.gpu_sharing_collectives:
+            shared = f"{_describe_count(count, stages)} share {gpus} GPU{'s' if gpus > 1 else ''}"
+            return Devices("gpu", count, [shared])
         if spec.device == "gpu":
             raise PlanError(
                 f"device: gpu was requested with {_describe_count(count, stages)}, and {adapter.name!r} can"

@@ -22,7 +22,7 @@ from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing import digits, reference_model
 from isotrain.testing.consecutive_sessions import launched_in_turn
-from isotrain.testing.launching import SpecFields
+from isotrain.testing.launching import SpecFields, on_device
 
 REPLICAS = 2
 """Number of replicas: a sum of two is the same to the bit in any order; that of more need not be."""
@@ -65,7 +65,7 @@ def cases(adapter: Adapter, backend: str) -> Cases:
 
 def _is_supported(spec: SpecFields, backend: str) -> bool:
     try:
-        resolved = ResolvedSpec(load_spec(spec), plugin_manager())
+        resolved = ResolvedSpec(load_spec(on_device(spec)), plugin_manager())
         make_plan(resolved, backend=backend, replicas=REPLICAS)
     except UnsupportedError:
         return False

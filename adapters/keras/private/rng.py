@@ -105,7 +105,7 @@ def _probe_seeded_generators() -> None:
 
     def made(first: Any, second: Any) -> Any:
         seeds.append((int(first), int(second)))
-        return torch.Generator().manual_seed(int(first + second) & 0xFFFFFFFF)
+        return torch.Generator(first.device).manual_seed(int(first + second) & 0xFFFFFFFF)
 
     source = keras.random.SeedGenerator(5)
     with seeded_generators(made):

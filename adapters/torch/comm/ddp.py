@@ -82,7 +82,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         start_process_group(backend_config, context)
         self.rank = context.rank
         self.replicas = context.world_size
-        self._device_ids = [context.local_rank] if backend_config.device == "gpu" else None
+        self._device_ids = [torch.cuda.current_device()] if backend_config.device == "gpu" else None
         self._options = ddp_options(backend_config.options)
         self._timeout = timedelta(seconds=backend_config.timeout)
         self._is_sharded = SHARD in context.device_mesh.sizes

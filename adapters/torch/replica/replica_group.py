@@ -58,10 +58,13 @@ from isotrain.plugin import (
 
 
 def replica_device(backend_config: BackendConfig, context: ProcessContext) -> torch.device:
-    """Device of this process's replica: the GPU of its local rank, or the CPU."""
+    """Device of this process's replica: the GPU of its local rank, or the CPU.
+
+    With fewer GPUs than processes on the host, local rank n shares GPU n modulo their number.
+    """
     if backend_config.device == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", context.local_rank)
+    device = torch.device("cuda", context.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 

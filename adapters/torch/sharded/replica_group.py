@@ -96,7 +96,7 @@ def build_sharded(spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
         SpecError: The model function returned neither a Keras model nor, for a model of torch, a module.
     """
     frozen = build_frozen(spec, device)
-    model = build_model(spec, device)
+    model = build_model(spec)
     if keras_backend.is_keras_instance(model, "Layer"):
         from isotrain.adapters.torch.sharded.keras import ShardedKerasTrainer
 

@@ -19,11 +19,13 @@ from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.plugin import FrozenModel, SpecError, TrainingSpec
 
 
-def build_model(spec: TrainingSpec, device: torch.device) -> Any:
-    """Calls the spec's model function, with the spec's seed, on a device."""
-    return _build_seeded(
-        spec, device, spec_components.resolve_for_framework(spec.model, "torch", "model")
-    )
+def build_model(spec: TrainingSpec) -> Any:
+    """Calls the spec's model function, with the spec's seed.
+
+    A torch module draws its initial weights on the CPU: a seed gives the same ones whatever device trains
+    them.
+    """
+    return _build_seeded(spec, spec_components.resolve_for_framework(spec.model, "torch", "model"))
 
 
 def build_frozen(spec: TrainingSpec, device: torch.device) -> dict[str, Callable[..., Any]]:
@@ -32,7 +34,7 @@ def build_frozen(spec: TrainingSpec, device: torch.device) -> dict[str, Callable
 
 
 def _frozen(frozen: FrozenModel, spec: TrainingSpec, device: torch.device) -> Callable[..., Any]:
-    model = build_model(spec, device)
+    model = build_model(spec)
     if keras_backend.is_keras_instance(model, "Layer"):
         from isotrain.adapters.keras import model as keras_model
 
@@ -56,7 +58,7 @@ def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
         SpecError: The model function returned neither a Keras model nor a `torch.nn.Module`.
     """
     frozen = build_frozen(spec, device)  # before the model: it draws random numbers as without them
-    model = build_model(spec, device)
+    model = build_model(spec)
     if isinstance(model, dict):
         model = ModelDict(model)
     if keras_backend.is_keras_instance(model, "Layer"):
@@ -84,14 +86,14 @@ def build_trainers(spec: TrainingSpec, device: torch.device) -> dict[str, Replic
     return trainers
 
 
-def _build_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
+def _build_seeded(spec: TrainingSpec, function: Callable[..., Any]) -> Any:
     """Calls the model function with random numbers that depend on the seed alone.
 
     Keras is set up before it builds a model. A function that imports Keras only inside its body is therefore
     called again.
     """
     if "keras" not in sys.modules:
-        model = _call_seeded(spec, device, function)
+        model = _call_seeded(spec, function)
         if "keras" not in sys.modules:
             return model
     from isotrain.adapters.keras import model as keras_model
@@ -101,17 +103,15 @@ def _build_seeded(spec: TrainingSpec, device: torch.device, function: Callable[.
 
     keras_private.set_probability_loss(probability_loss)
     torch.manual_seed(spec.seed)
-    with torch.device(device):
-        return keras_model.build_model(spec, "torch", recomputed=recomputed)
+    return keras_model.build_model(spec, "torch", recomputed=recomputed)
 
 
-def _call_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
+def _call_seeded(spec: TrainingSpec, function: Callable[..., Any]) -> Any:
     state = python_random.getstate()
     python_random.seed(spec.seed)
     torch.manual_seed(spec.seed)
     try:
-        with torch.device(device):
-            return function(**spec.model_args)
+        return function(**spec.model_args)
     except ModuleNotFoundError as error:
         if error.name != "keras":
             raise

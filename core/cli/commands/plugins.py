@@ -38,6 +38,13 @@ def _add_conformance_arguments(command: argparse.ArgumentParser) -> None:
         help="number of replicas, at least 2 (default: 2)",
     )
     command.add_argument(
+        "--device",
+        choices=("auto", "cpu", "gpu"),
+        default="auto",
+        help="device of the checked runs; with gpu and a collective such as torch-ddp:gloo, several replicas"
+        " may share one GPU (default: auto)",
+    )
+    command.add_argument(
         "--option",
         type=option,
         action="append",

@@ -44,6 +44,8 @@ class Adapter(ABC):
             runs, and so explain no failure.
         options: Name to description of each supported option of `backend_options`.
         replicated_options: Options that only the parallel layout `replicated` supports.
+        gpu_sharing_collectives: Collectives with which several replicas may share one GPU, where the spec
+            says `device: gpu`; NCCL needs a GPU for each.
         sync_batchnorm_devices: Devices on which synchronized batch normalization over several replicas works.
         compiler: Compiler used where the spec says `compile`, such as `torch.compile`; None for none.
         has_optimizer_groups: Whether groups of weights may have optimizer options of their own.
@@ -67,6 +69,7 @@ class Adapter(ABC):
     ignored_log_lines: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
     replicated_options: ClassVar[frozenset[str]] = frozenset()
+    gpu_sharing_collectives: ClassVar[frozenset[str]] = frozenset()
     sync_batchnorm_devices: ClassVar[frozenset[DeviceKind]] = frozenset()
     compiler: ClassVar[str | None] = None
     has_optimizer_groups: ClassVar[bool] = False
