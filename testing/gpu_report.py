@@ -14,11 +14,14 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from isotrain.core import api
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.reporting.tables import paragraph, table
 from isotrain.core.system import hardware
+from isotrain.core.system.version import installed_versions
 from isotrain.testing import native_equality
 from isotrain.testing.launching import DEVICE_VARIABLE
 
@@ -445,7 +449,7 @@ CHECKS: dict[str, tuple[Callable[[], Figures], int]] = {
     "speed": (speed, 240),
 }
 """Checks by name, with their time limits in seconds."""
-_CORES_PER_CHECK = 3
+_CORES_PER_CHECK = 4
 ALONE = ("conformance-nccl", "speed")
 """Checks that are made last, one after the other; the others are made several at a time."""
 
@@ -456,7 +460,7 @@ def machine() -> Figures:
     return {
         **hardware.describe(),
         "cards": _output(query).splitlines(),
-        "versions": dict(plugin_manager().backend(BACKEND).examine().versions),
+        "versions": installed_versions(("torch", "keras", "tensorflow", "horovod", "numpy")),
         "torch": json.loads(
             _output([sys.executable, "-c", _TORCH_VERSIONS]) or '"torch cannot be imported"'
         ),
@@ -484,7 +488,7 @@ def _output(command: list[str]) -> str:
         return ""
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Makes the checks and prints the report; 1 when one failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -495,20 +499,29 @@ def main() -> int:
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--in-this-process", choices=list(CHECKS), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     os.environ[DEVICE_VARIABLE] = options.device
     if options.in_this_process:
         return _make(options.in_this_process)
     report: Figures = {"machine": machine(), "device": options.device, "checks": {}}
-    for name in options.check or CHECKS:
-        outcome = report["checks"][name] = _in_process(name, options.device)
-        print(
-            f"{name}: {outcome['verdict']} in {outcome['seconds']:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-        if options.output:
-            options.output.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    lock = threading.Lock()
+
+    def make(name: str) -> None:
+        print(f"{name}: begins", file=sys.stderr, flush=True)
+        outcome = _in_process(name, options.device)
+        told = f"{name}: {outcome['verdict']} in {outcome['seconds']:.0f} s"
+        print(told, file=sys.stderr, flush=True)
+        with lock:
+            report["checks"][name] = outcome
+            if options.output:
+                options.output.write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+    names = options.check or list(CHECKS)
+    with ThreadPoolExecutor(max(1, hardware.cores() // _CORES_PER_CHECK)) as pool:
+        list(pool.map(make, [name for name in names if name not in ALONE]))
+    for name in ALONE:
+        if name in names:
+            make(name)
     print(_text(report))
     return int(any(each["verdict"] == "failed" for each in report["checks"].values()))
 
@@ -530,24 +543,29 @@ def _described(error: BaseException) -> str:
 
 
 def _in_process(name: str, device: str) -> Figures:
-    command = [sys.executable, "-m", __spec__.name if __spec__ else "isotrain.testing.gpu_report"]
+    """Makes one check in a process of its own.
+
+    One that exceeds its time limit is aborted, and its error is the stack of each thread.
+    """
+    module, limit = "isotrain.testing.gpu_report", CHECKS[name][1]
+    arguments = ["--device", device, "--in-this-process", name]
     started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        done = subprocess.run(
-            [*command, "--device", device, "--in-this-process", name],
-            capture_output=True,
-            text=True,
-            timeout=CHECKS[name][1],
-            check=False,
-        )
-        outcome = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired as expired:
-        outcome = {"verdict": "failed", "error": f"no end after {expired.timeout} s"}
+        output, errors = process.communicate(timeout=limit)
+        outcome = json.loads(output.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        error = f"{process.communicate()[1][-6000:]}\nno end after {limit} s"
+        outcome = {"verdict": "failed", "error": error}
     except (IndexError, ValueError):
-        outcome = {
-            "verdict": "failed",
-            "error": f"exit code {done.returncode}: {done.stderr[-3000:]}",
-        }
+        error = f"{errors[-3000:]}\nexit code {process.returncode}"
+        outcome = {"verdict": "failed", "error": error}
     return {**outcome, "seconds": round(time.monotonic() - started, 1)}
 
 

@@ -100,6 +100,7 @@ class Missing(Declared):
 class WithGPUs(Declared):
     name = "with-gpus"
     gpus = 2
+    gpu_sharing_collectives = frozenset({"pigeon"})
 
 
 class Compiling(Declared):
@@ -197,6 +198,15 @@ def test_plans_diff_by_field(host: PluginManager) -> None:
         for name, one, two in differences(plan(host), plan(host, "declared:pigeon"))
     }
     assert found == {"collective": ("wire", "pigeon"), "requested_collective": (None, "pigeon")}
+
+
+def test_replicas_share_gpus_only_by_collectives_that_allow_it(host: PluginManager) -> None:
+    shared = plan(host, "with-gpus:pigeon", 5, device="gpu")
+    assert (shared.device, shared.replicas) == ("gpu", 5)
+    assert "5 replicas share 2 GPUs" in shared.notes
+    assert plan(host, "with-gpus:pigeon", 5).device == "cpu", "only where the spec says so"
+    with pytest.raises(PlanError, match="can use 2 GPUs"):
+        plan(host, "with-gpus", 5, device="gpu")
 
 
 def test_gpus_are_used_when_there_are_enough(host: PluginManager) -> None:

@@ -1,0 +1,36 @@
+"""The report of checks on GPUs, made on the CPU: its processes, verdicts and file are the real ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from isotrain.testing import gpu_report
+
+pytestmark = pytest.mark.slow
+
+
+def test_makes_checks_on_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks pass or are skipped, one that takes too long fails with its stack, and all are written."""
+    limits = {**gpu_report.CHECKS, "precision": (gpu_report.precision, 1)}
+    monkeypatch.setattr(gpu_report, "CHECKS", limits)
+    names = ("native-equality", "copies", "conformance-nccl", "precision")
+    arguments = [part for name in names for part in ("--check", name)]
+    report = tmp_path / "report.json"
+    code = gpu_report.main(["--device", "cpu", "--output", str(report), *arguments])
+    checks = json.loads(report.read_text())["checks"]
+    verdicts = {name: checks[name]["verdict"] for name in names}
+    assert verdicts == {
+        "native-equality": "passed",
+        "copies": "skipped",
+        "conformance-nccl": "skipped",
+        "precision": "failed",
+    }
+    assert "no end after 1 s" in checks["precision"]["error"]
+    assert "most recent call first" in checks["precision"]["error"]
+    assert code == 1
+    assert "native-equality" in capsys.readouterr().out
