@@ -1,4 +1,4 @@
-"""What isotrain does on the GPUs of this machine: checks, figures and a report as JSON.
+"""Checks and figures of isotrain on the GPUs of this machine, and a report of them as JSON.
 
     python -m isotrain.testing.gpu_report                    # about 10 minutes on one GPU
     python -m isotrain.testing.gpu_report --output gpu.json  # also written to a file
