@@ -47,6 +47,7 @@ from isotrain.core.contracts.backend.group_protocols import (
     ParameterServerGroup as ParameterServerGroup,
 )
 from isotrain.core.contracts.backend.group_protocols import PipelineGroup as PipelineGroup
+from isotrain.core.contracts.backend.group_protocols import ProfilingGroup as ProfilingGroup
 from isotrain.core.contracts.backend.group_protocols import Reduction as Reduction
 from isotrain.core.contracts.backend.group_protocols import ShardedGroup as ShardedGroup
 from isotrain.core.contracts.backend.group_protocols import WeightsFileGroup as WeightsFileGroup

@@ -90,7 +90,7 @@ class Session:
         self.notes: dict[str, Any] = {}
         self._reporter = reporter
         self._training = training = TrainLoop(
-            session_context, reporter, self.stopwatch, may_stop=may_stop
+            session_context, reporter, self.stopwatch, self.run_directory, may_stop=may_stop
         )
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
         self._freezer = WeightFreezer(session_context, self._trainer_state)

@@ -269,6 +269,18 @@ class Ema(_WeightAverage):
         return 1 - self.decay
 
 
+class Profile(SpecModel):
+    """Profiling of some steps by the framework's profiler."""
+
+    first_step: CountOrZero = Field(
+        default=10, description="First step to profile, from 0 over the run."
+    )
+    steps: Count = Field(default=10, description="Number of steps to profile.")
+    all_processes: Switch = Field(
+        default=False, description="Whether each process is profiled, and not rank 0 alone."
+    )
+
+
 class Swa(_WeightAverage):
     """Stochastic weight averaging: the equal-weight mean of the weights."""
 

@@ -50,6 +50,7 @@ from isotrain.core.spec.sections import (
     LossScale,
     Optimizer,
     Order,
+    Profile,
     Scaling,
     Schedule,
     StrategyChoice,
@@ -95,6 +96,10 @@ def _initial_weights(value: Any) -> Any:
 
 def _ema(value: Any) -> Any:
     return {"decay": value} if isinstance(value, int | float) else value
+
+
+def _profile(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
 
 
 def _scaling(value: Any) -> Any:
@@ -402,6 +407,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         description="Callbacks of `isotrain.run` in each training process: references to objects, or to "
         "callables that make them, with any of the methods on_start, on_step, on_evaluation, on_epoch, "
         "on_checkpoint and on_end.",
+    )
+    profile: Annotated[Profile | None, BeforeValidator(_profile)] = Field(
+        default=None,
+        description="Steps that the framework's profiler traces: true, or {first_step, steps, "
+        "all_processes}; null for none.",
     )
     on_nan: Literal["stop", "warn", "ignore", "skip"] = Field(
         default="stop",

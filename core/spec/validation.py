@@ -54,6 +54,7 @@ OTHER_TOOLS_NAMES = {
     "num_train_epochs": "epochs",
     "onecycle": "one-cycle",
     "per_device_train_batch_size": "local_batch_size",
+    "profiler": "profile",
     "random_seed": "seed",
     "reduce_lr_on_plateau": "plateau",
     "scheduler": "schedule",

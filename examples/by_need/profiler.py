@@ -1,8 +1,8 @@
 """How do I profile some steps, with a trace of each rank?
 
-A callback starts the framework's profiler after the first steps, which set up, and writes traces into the run
-directory. Of torch that is `trace.json`, for chrome://tracing and Perfetto, and a table; of TensorFlow a
-folder for TensorBoard.
+The framework's profiler starts after the first steps, which set up, and writes traces into the run directory.
+Of torch that is `trace.json`, for chrome://tracing and Perfetto, and a table; of TensorFlow a folder for
+TensorBoard. `profile: true` profiles steps 10 to 19 of rank 0.
 
     python examples/by_need/profiler.py
 """
@@ -14,46 +14,6 @@ from typing import Any
 import numpy as np
 
 import isotrain
-
-
-class Profiler(isotrain.Callback):
-    """Profiles steps `first` to `last`, in every process."""
-
-    def __init__(self, first: int = 2, last: int = 4) -> None:
-        self.first, self.last = first, last
-
-    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
-        """Starts before the first of the steps, and stops after the last one."""
-        folder = session.run_directory / "profile" / f"rank-{session.rank}"
-        is_torch = session.plan.framework == "torch"
-        if batch.step == self.first - 1:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.profile = _torch_profile() if is_torch else _tensorflow_profile(str(folder))
-            self.profile.start()
-        elif batch.step == self.last:
-            float(loss)  # waits until the steps are computed
-            self.profile.stop()
-            if is_torch:
-                self.profile.export_chrome_trace(str(folder / "trace.json"))
-                table = self.profile.key_averages().table("self_cpu_time_total", row_limit=10)
-                (folder / "summary.txt").write_text(table)
-
-
-def _torch_profile() -> Any:
-    """torch's profiler of CPU and, if there are any, GPUs."""
-    import torch
-
-    return torch.profiler.profile()
-
-
-def _tensorflow_profile(folder: str) -> Any:
-    """TensorFlow's profiler, as an object with `start` and `stop`."""
-    import types
-
-    import tensorflow as tf
-
-    profiler = tf.profiler.experimental
-    return types.SimpleNamespace(start=lambda: profiler.start(folder), stop=profiler.stop)
 
 
 def model() -> Any:
@@ -78,7 +38,7 @@ spec = isotrain.TrainingSpec(
     optimizer={"name": "sgd", "lr": 0.0625},
     global_batch_size=32,
     epochs=2,
-    callbacks=[Profiler()],
+    profile={"first_step": 2, "steps": 3, "all_processes": True},
 )
 
 if __name__ == "__main__":

@@ -381,6 +381,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def gradient_norm(self) -> tf.Tensor:
         return tf.identity(copies(self._trainer.update.gradient_norm)[0])
 
+    def start_profile(self, folder: Path) -> Callable[[], None]:
+        tf.profiler.experimental.start(str(folder))
+        return tf.profiler.experimental.stop
+
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:

@@ -18,6 +18,7 @@ from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.common.objective import MAX_LOSSES
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.profiler import start_profile
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
 from isotrain.adapters.torch.comm.base import Communicator, Wait, all_reduce_mean_flat
@@ -474,6 +475,9 @@ class TorchReplicaGroup(ReplicaGroup):
     def gradient_norm(self) -> torch.Tensor:
         assert self._gradient_norm is not None
         return self._gradient_norm
+
+    def start_profile(self, folder: Path) -> Callable[[], None]:
+        return start_profile(folder)
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

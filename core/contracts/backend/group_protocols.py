@@ -6,7 +6,7 @@ the caller.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -301,6 +301,21 @@ class GradientNormGroup(Protocol):
         """
 
 
+@runtime_checkable
+class ProfilingGroup(Protocol):
+    """Replica group whose framework has a profiler (`profile` of the spec)."""
+
+    def start_profile(self, folder: Path) -> Callable[[], None]:
+        """Starts the framework's profiler in this process. Local.
+
+        Args:
+            folder: Folder for its files, which exists.
+
+        Returns:
+            Function that stops it and writes the files, after the device has been synchronised.
+        """
+
+
 GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     ParameterServerGroup: frozenset({Capability.PARAMETER_SERVER_STEP}),
     WorkerGroup: frozenset(),
@@ -312,5 +327,6 @@ GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     CompressingGroup: frozenset(),
     GradientKeepingGroup: frozenset(),
     GradientNormGroup: frozenset(),
+    ProfilingGroup: frozenset(),
 }
 """Protocol to the capabilities that a group has by it."""

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from isotrain.core.contracts.backend.group_hooks import LayerTrait
-from isotrain.core.contracts.backend.group_protocols import ExportingGroup, WeightsFileGroup
+from isotrain.core.contracts.backend.group_protocols import (
+    ExportingGroup,
+    ProfilingGroup,
+    WeightsFileGroup,
+)
 from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.backend.replica import Computation, Tensor
 from isotrain.core.contracts.backend.replica_group import Phase, ReplicaGroup
@@ -181,6 +185,10 @@ class NamedUpdatesGroup(ReplicaGroup):
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
         """Writes the model; see `ExportingGroup`."""
         require(self._first, ExportingGroup).export(form, target, inputs)
+
+    def start_profile(self, folder: Path) -> Callable[[], None]:
+        """Starts the framework's profiler; see `ProfilingGroup`."""
+        return require(self._first, ProfilingGroup).start_profile(folder)
 
     def barrier(self) -> None:
         self._first.barrier()

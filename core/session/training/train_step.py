@@ -8,6 +8,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.backend.replica import Tensor
@@ -31,6 +32,7 @@ from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.custom_batch import BatchBuilder
 from isotrain.core.session.training.loss_check import LossCheck
 from isotrain.core.session.training.step_logger import StepLogger
+from isotrain.core.session.training.step_profiler import StepProfiler
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.trainer_state import TrainerState
 from isotrain.core.session.training.weight_average import WeightAverage
@@ -75,6 +77,7 @@ class TrainLoop:
         session_context: SessionContext,
         reporter: Reporter,
         stopwatch: Stopwatch,
+        run_directory: Path,
         *,
         may_stop: bool,
     ) -> None:
@@ -116,6 +119,9 @@ class TrainLoop:
                 " of its own, and an average of these is not that of the run. Leave it out, or use strategy"
                 " data-parallel."
             )
+        self._profiler = StepProfiler(
+            session_context, reporter.rank, run_directory, loader.total_steps
+        )
         self.loss_check = LossCheck(session_context, reporter)
         self.step_logger = StepLogger.of(session_context, reporter, stopwatch, loader.total_steps)
 
@@ -302,6 +308,7 @@ class TrainLoop:
         reporter.enter("step")
         trainer_state.is_finished = False
         self.average.before_step(group, batch.step)
+        self._profiler.before_step(batch.step)
         trainer_state.values = batch.values
         rates = []
         for each in updates:
@@ -320,6 +327,7 @@ class TrainLoop:
             self.average.after_step(trainer_state.steps_done)
         if not continues and self._is_stop_requested():
             trainer_state.is_stopped = True
+        self._profiler.after_step(batch.step)
         is_done = trainer_state.is_done
         pause = batch.is_last_of_epoch or is_done
         if pause or trainer_state.steps_done == 1:
@@ -382,6 +390,7 @@ class TrainLoop:
 
     def finish(self) -> None:
         """Finalizes weights and strategy after the last step; does nothing the second time."""
+        self._profiler.stop()
         if not self.trainer_state.is_finished:
             self.trainer_state.is_finished = True
             if self._finalize_weights is not None:

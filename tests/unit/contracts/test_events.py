@@ -20,6 +20,7 @@ _EVENTS: list[Event] = [
     events.Progress(rank=3, done=8, total=20, epoch=0, loss=0.5, samples_per_s=None),
     events.Steps(step=7, first=6, losses=[0.5, 0.25], learning_rates=[0.1, 0.1]),
     events.Scalars(step=7, steps=[6, 7], values=[{"kl": math.inf}, {"kl": 0.5, "norm": 2.0}]),
+    events.MediaLogged(logged_step=6, name="a", media="text", file="media/a/step-000000006.txt"),
     events.Evaluating(),
     events.EpochEnded(metrics={"accuracy": 0.75}, epoch=0, done=8, loss=0.25),
     events.CheckpointSaved(done=8, location="s3://bucket/step-000000008", best=True),

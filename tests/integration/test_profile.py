@@ -1,0 +1,45 @@
+"""`profile` of the spec: which steps and ranks are traced, and where it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.session_specs import launch
+
+import isotrain
+from isotrain.core.errors import RunFailedError
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+
+def training(session: isotrain.Session) -> None:
+    for batch in session.batches():
+        session.step(batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "steps", "expected"), [(2, 3, 3), (7, 10, 2)])
+def test_steps_of_rank_0_are_traced(tmp_path: Path, first: int, steps: int, expected: int) -> None:
+    """The run has 9 steps: the profiler ends with it."""
+    launch(training, tmp_path, 2, "torch-ddp", profile={"first_step": first, "steps": steps})
+    (folder,) = (tmp_path / "run" / "profile").iterdir()
+    assert folder.name == "rank-0"
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    names = [each.get("name", "") for each in events]
+    assert sum("c10d::allreduce_" in name for name in names) >= expected
+    assert "Self CPU" in (folder / "summary.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("profile", "message"),
+    [
+        ({"first_step": 9}, r"profile\.first_step: 9: the run has 9 steps"),
+        ({"first_step": 1}, "start_profile"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(tmp_path: Path, profile: Any, message: str) -> None:
+    with pytest.raises(RunFailedError, match=message):
+        launch(training, tmp_path, profile=profile)
