@@ -48,7 +48,11 @@ def launch_trial(
     quiet: ResumeOptions = {"on_event": _ignore}
     with tempfile.TemporaryDirectory(prefix="isotrain-find-", dir=shared) as folder:
         run = Path(folder) / "run"
-        return launch(work, spec, backend=backend, run_directory=run, **(quiet | options))[0]
+        try:
+            return launch(work, spec, backend=backend, run_directory=run, **(quiet | options))[0]
+        except KeyboardInterrupt as interrupt:
+            interrupt.__notes__ = []  # on what is left of the run: it is removed
+            raise
 
 
 def _ignore(event: Any) -> None:

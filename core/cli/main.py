@@ -56,8 +56,8 @@ class EndedBySignal(KeyboardInterrupt):
         exit_code: Exit code of the program.
     """
 
-    def __init__(self, exit_code: ExitCode) -> None:
-        super().__init__(_SIGNAL_MESSAGES[exit_code])
+    def __init__(self, exit_code: ExitCode, notes: Sequence[str] = ()) -> None:
+        super().__init__("\n".join([_SIGNAL_MESSAGES[exit_code], *notes]))
         self.exit_code = exit_code
 
 
@@ -83,7 +83,7 @@ def _run_and_report_errors(words: list[str]) -> int:
         return _report(error, exit_code_of(error), words)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, EndedBySignal) else ExitCode.INTERRUPTED
-        return _report(EndedBySignal(code), code, words)
+        return _report(EndedBySignal(code, getattr(error, "__notes__", ())), code, words)
     except BrokenPipeError:
         return ExitCode.OUTPUT_CLOSED
     except Exception as error:

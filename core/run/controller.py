@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from isotrain.core.contracts.cluster_environment import ClusterInfo
-from isotrain.core.contracts.events import STOP, Event, OnEvent, OnPlainEvent, Output
+from isotrain.core.contracts.events import (
+    STOP,
+    CheckpointSaved,
+    Event,
+    LauncherNote,
+    OnEvent,
+    OnPlainEvent,
+    Output,
+)
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import EndedError, NotANumberError, PlanError, RunFailedError
 from isotrain.core.launching.forkserver.process_starter import start_fork_server
 from isotrain.core.launching.run_directory.pipes import LogTail
-from isotrain.core.launching.run_directory.run_directory import RunDirectory, rank_log
+from isotrain.core.launching.run_directory.run_directory import (
+    RunDirectory,
+    last_weights_file,
+    rank_log,
+)
 from isotrain.core.launching.run_job import JobLauncher, run_job
 from isotrain.core.loggers.dispatcher import EventDispatcher
 from isotrain.core.planning.cluster_environment import detect_cluster_info, explain_rank
@@ -137,7 +150,11 @@ class RunController:
                 self.resolved, self.plan, directory, checkpoint, options.get("max_restarts", 0)
             )
 
+            checkpoints = [] if checkpoint is None else [(checkpoint.step, checkpoint.location)]
+
             def on_event(event: Event) -> str | None:
+                if isinstance(event, CheckpointSaved):
+                    checkpoints.append((event.done, event.location))
                 restarts.note_steps(event)
                 answer = show(event)
                 dispatcher.dispatch(event)
@@ -161,6 +178,9 @@ class RunController:
                     break
                 except (NotANumberError, EndedError):
                     raise
+                except KeyboardInterrupt as interrupt:
+                    _record_interrupt(interrupt, directory, checkpoints)
+                    raise
                 except RunFailedError as failure:
                     restarted = restarts.restart(failure)
                     if restarted is None:
@@ -170,6 +190,28 @@ class RunController:
                     directory.append_event(restarted)
                     on_event(restarted)
             return conclude(RunOutcome(returned, directory, dispatcher, restarts.records))
+
+
+def _record_interrupt(
+    interrupt: KeyboardInterrupt, directory: RunDirectory, checkpoints: Sequence[tuple[int, str]]
+) -> None:
+    """Adds what is left of an interrupted run to the exception, to its events and to the log of rank 0."""
+    lines = [f"run directory: {directory.path}"]
+    if kept := last_weights_file(directory.path):
+        lines.append(f"the weights so far: {kept}")
+    if checkpoints:
+        step, location = checkpoints[-1]
+        lines.append(f"the last checkpoint: after step {step}, {location}")
+        lines.append(f"to go on: isotrain resume {directory.path}")
+    else:
+        lines.append(
+            "There is no checkpoint to go on from: the spec's `checkpoint` says when to save one."
+        )
+    interrupt.add_note("\n".join(lines))
+    with contextlib.suppress(OSError):  # the interrupt itself is what must be reported
+        ended = "the run was interrupted; lost connections above are the consequence"
+        directory.append_output(f"isotrain: {ended}\n")
+        directory.append_event(LauncherNote(time=time.time(), text="\n".join([ended, *lines])))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -257,16 +258,28 @@ def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=os.environ,
         preexec_fn=heed_signals,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         deadline = time.monotonic() + 120
         while not (tmp_path / "run" / "steps.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        assert process.wait(120) == ExitCode.INTERRUPTED
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == ExitCode.INTERRUPTED
     finally:
         process.kill()
         process.wait()
     kept = last_weights_file(tmp_path / "run")
     assert kept is not None
+    assert said.splitlines()[-4:] == [
+        "isotrain: interrupted",
+        f"run directory: {tmp_path / 'run'}",
+        f"the weights so far: {kept}",
+        "There is no checkpoint to go on from: the spec's `checkpoint` says when to save one.",
+    ]
+    *_, last = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert json.loads(last)["text"].startswith("the run was interrupted")
+    assert (tmp_path / "run" / "rank-0.log").read_text().splitlines()[-1].startswith("isotrain: ")
     assert all(np.isfinite(value).all() for value in read_weights(kept).values())
