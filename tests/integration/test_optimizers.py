@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,3 +107,52 @@ def test_groups_are_updated_as_by_an_optimizer_each(found: Any, index: int) -> N
     assert differences["keras"] < 1e-6
     assert differences["kernels"] < 1e-6
     assert differences["torch"] == 0
+
+
+def regression() -> tuple[np.ndarray, np.ndarray]:
+    inputs = np.random.default_rng(0).normal(size=(40, 2))
+    return inputs, np.sin(inputs.sum(1, keepdims=True))
+
+
+def adam_by_hand(session: isotrain.Session) -> list[Any]:
+    """Weights by the session; and by NumPy, with the betas rounded to float32 and exact ones."""
+    read = session.group.numpy
+    start = session.read_state(("trainable",))
+    by_hand: list[list[np.ndarray]] = [[array.copy() for array in start.values()] for _ in "re"]
+    slots = [[np.zeros_like(each) for each in start.values() for _ in range(2)] for _ in "re"]
+    for batch in session.batches():
+        inputs, targets = map(read, (batch.slices[0][0].inputs, batch.slices[0][0].targets))
+        for is_exact, (kernel, bias) in enumerate(by_hand):
+            error = 2 * (inputs @ kernel + bias - targets) / len(inputs)
+            gradients = inputs.T @ error, error.sum(0)
+            betas = [beta if is_exact else float(np.float32(beta)) for beta in (0.9, 0.999)]
+            first, second = (1 - beta ** (batch.step + 1) for beta in betas)
+            for index, gradient in enumerate(gradients):
+                mean, square = slots[is_exact][2 * index : 2 * index + 2]
+                mean += (gradient - mean) * (1 - betas[0])
+                square += (gradient**2 - square) * (1 - betas[1])
+                rate = 0.0625 * np.sqrt(second) / first
+                epsilon = float(np.float32(1e-7))
+                (kernel, bias)[index][...] -= rate * mean / (np.sqrt(square) + epsilon)
+        session.step(batch)
+    return [list(session.read_state(("trainable",)).values()), *by_hand]
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_adam_has_betas_of_float32_in_float64(backend: str, tmp_path: Path) -> None:
+    spec = {
+        **SPEC,
+        "model": model,
+        "data": regression,
+        "optimizer": {"name": "adam", "lr": 0.0625},
+        "precision": "float64",
+        "global_batch_size": 8,
+        "steps": 10,
+        "threads": 1,
+    }
+    ours, rounded, exact = isotrain.launch(
+        adam_by_hand, spec, backend=backend, replicas=1, run_directory=tmp_path / "run"
+    )[0]
+    for array, expected, other in zip(ours, rounded, exact, strict=True):
+        np.testing.assert_allclose(array, expected, rtol=0, atol=1e-14)
+        assert 1e-12 < np.abs(array - other).max() < 1e-6
