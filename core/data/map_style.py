@@ -12,7 +12,16 @@ from isotrain.core.data.arrays import (
     InputsAndTargets,
     as_array,
 )
-from isotrain.core.data.collate import NO_SAMPLES, Collate, Collator, split_fields, stack
+from isotrain.core.data.collate import (
+    NO_SAMPLES,
+    Collate,
+    Collator,
+    as_mapping,
+    is_structure,
+    split_fields,
+    stack,
+)
+from isotrain.core.data.mixture import Joined, Mixture
 from isotrain.core.data.pytree import map_parts, unweighted
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
@@ -122,9 +131,15 @@ class MapStyle:
         return self._collator.is_custom
 
     def column(self, name: str) -> Any:
-        """An attribute of the data set, or of that of which it is torch's `Subset`; None if there is none."""
+        """A column of the data set; None if there is none of that name.
+
+        It is an attribute, also of the data set of which this is torch's `Subset`; or, of a list of samples,
+        the part of each of that name, `inputs` or `targets`.
+        """
         if isinstance(self._data, _Rows):
             return self._data.column(name)
+        if isinstance(self._data, list):
+            return _part_of_each(self._data, name)
         values = getattr(self._data, name, None)
         if values is None and all(hasattr(self._data, each) for each in ("dataset", "indices")):
             entire = getattr(self._data.dataset, name, None)
@@ -134,17 +149,33 @@ class MapStyle:
     def gather(self, indices: Indices) -> InputsAndTargets:
         """The samples at `indices` (int64 [batch]), fetched and stacked to shape [batch, ...]."""
         positions = indices.tolist()
+        return self._collator(self._samples(positions), positions)
+
+    def _samples(self, positions: list[int]) -> list[Any]:
+        """The samples at some positions, as the data set gives them."""
         if hasattr(self._data, "__getitems__"):
-            samples = self._data.__getitems__(positions)
-        else:
-            samples = [self._data[index] for index in positions]
-        return self._collator(samples, positions)
+            samples: list[Any] = self._data.__getitems__(positions)
+            return samples
+        return [self._data[index] for index in positions]
+
+
+def _part_of_each(samples: list[Any], name: str) -> list[Any] | None:
+    """A part of each sample of a list, by its name or as inputs or targets; None if they have none."""
+    first = samples[0]
+    if isinstance(first, tuple):
+        parts = {"inputs": 0, "targets": 1}
+        number = parts.get(name, len(first))
+        return [sample[number] for sample in samples] if number < len(first) else None
+    if not is_structure(first):
+        return samples if name == "inputs" else None
+    tables = [as_mapping(sample, name) for sample in samples]
+    return [table[name] for table in tables] if name in tables[0] else None
 
 
 class _Rows:
-    """Samples of a source that has arrays or columns of them."""
+    """Samples of a source that has arrays, columns or parts of them."""
 
-    def __init__(self, source: ArraySource | BatchIndexed) -> None:
+    def __init__(self, source: ArraySource | BatchIndexed | Mixture) -> None:
         self._source = source
 
     def __len__(self) -> int:
@@ -181,6 +212,17 @@ class _ColumnRows(_Rows):
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
+class _MixedRows(_Rows):
+    """Samples of a mixture."""
+
+    _source: Mixture
+
+    def __getitems__(self, positions: list[int]) -> list[Any]:
+        """Several samples."""
+        located = map(self._source.located, positions)
+        return [sample for part, index in located for sample in part._samples([index])]
+
+
 def _columns(data: Any, positions: list[int]) -> Mapping[str, Any]:
     """The columns of the samples at some positions.
 
@@ -196,14 +238,21 @@ def _columns(data: Any, positions: list[int]) -> Mapping[str, Any]:
     return batch
 
 
-def with_collate(source: Any, collate: Collate) -> MapStyle | BatchStream:
+def with_collate(source: Any, collate: Collate) -> MapStyle | Joined | BatchStream:
     """A source of the same samples, whose batches `collate` makes.
 
     Raises:
         DataError: The source gives batches, not samples, or has a collate function.
     """
+    collated: MapStyle
     if isinstance(source, ArraySource):
-        return MapStyle(_ArrayRows(source), collate)
+        collated = MapStyle(_ArrayRows(source), collate)
+        collated.order = source.order
+        return collated
+    if isinstance(source, Joined):
+        return source.changed(lambda part: with_collate(part, collate))
+    if isinstance(source, Mixture):
+        return _collated_mixture(source, collate)
     if isinstance(source, BatchIndexed):
         rows = _ColumnRows(source)
         return MapStyle(rows, collate, inputs=source._inputs, targets=source._targets)
@@ -213,6 +262,15 @@ def with_collate(source: Any, collate: Collate) -> MapStyle | BatchStream:
         raise DataError(NO_SAMPLES.format(type(source).__name__))
     collated = copy.copy(source)
     collated._collator = source._collator.replaced(collate)
+    return collated
+
+
+def _collated_mixture(source: Mixture, collate: Collate) -> MapStyle:
+    """A source of the samples of a mixture, of which those of one slice may be from several data sets."""
+    parts = source.changed(lambda part: with_collate(part, collate))
+    inputs, targets = parts.located(0)[0]._collator.names
+    collated = MapStyle(_MixedRows(parts), collate, inputs=inputs, targets=targets)
+    collated.order = source.order
     return collated
 
 

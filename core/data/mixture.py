@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -24,7 +25,24 @@ if TYPE_CHECKING:
 _MAX_COMBINATIONS = 2**62
 
 
-class Mixture:
+class _Several:
+    """Several data sets by name, as sources."""
+
+    _parts: dict[str, Any]
+
+    @property
+    def collates(self) -> bool:
+        """Whether slices are made one by one of single samples, since their shapes may differ."""
+        return any(getattr(part, "collates", False) for part in self._parts.values())
+
+    def changed(self, change: Callable[[Any], Any]) -> Self:
+        """The same of sources that `change` makes of the data sets."""
+        result = copy.copy(self)
+        result._parts = {name: change(part) for name, part in self._parts.items()}
+        return result
+
+
+class Mixture(_Several):
     """A source of the samples of several data sets, one after the other by position.
 
     Attributes:
@@ -56,6 +74,11 @@ class Mixture:
     def __len__(self) -> int:
         """Number of samples of all data sets."""
         return int(self._starts[-1])
+
+    def located(self, position: int) -> tuple[Any, int]:
+        """The data set of a position, and the position in it."""
+        number = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return [*self._parts.values()][number], position - int(self._starts[number])
 
     def column(self, name: str) -> Any:
         """The entries of a column that all data sets have."""
@@ -96,7 +119,7 @@ class Mixture:
             ) from None
 
 
-class Joined:
+class Joined(_Several):
     """A source of rows of one sample of each of several data sets.
 
     Attributes:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from unit.data.loaded_batches import loader
 
+from isotrain.core.data.collate import Padding
+from isotrain.core.data.map_style import MapStyle, with_collate
 from isotrain.core.data.order.order import Order
 from isotrain.core.data.order.samples import Columns, Samples
 from isotrain.core.data.pytree import Weighted
@@ -150,3 +152,39 @@ def test_mixed_parts_may_have_weights() -> None:
 def test_faults_are_named(make: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make()
+
+
+def texts(lengths: list[int], first: int) -> list[dict[str, np.ndarray]]:
+    """Texts of these lengths, which consist of their number."""
+    return [{"x": np.full(length, first + n), "y": n} for n, length in enumerate(lengths)]
+
+
+def test_slices_of_a_padded_mixture_are_of_samples_of_several_data_sets() -> None:
+    padding = Padding({"x": -1})
+    parts = {
+        "web": MapStyle(texts([1, 2, 3, 4], 0), inputs="x", targets="y"),
+        "books": MapStyle(texts([6, 7], 10), inputs="x", targets="y"),
+    }
+    source = with_collate(mixture(parts, {"web": 1, "books": 1}), padding)
+    assert source.order is not None
+    assert source.collates
+    inputs, targets = source.gather(np.array([5, 1, 4]))
+    assert inputs.tolist() == [[11] * 7, [1] * 2 + [-1] * 5, [10] * 6 + [-1]]
+    assert targets.tolist() == [1, 1, 0]
+    assert list(map(len, Columns(source)["x"])) == [1, 2, 3, 4, 6, 7]
+    rows = with_collate(joined(parts), padding)
+    assert rows.collates
+    inputs, _ = rows.gather(np.array([0, 3]))
+    assert inputs["web"].shape == (2, 4)
+    assert inputs["books"].shape == (2, 7)
+
+
+def test_parts_of_lists_of_samples_are_columns() -> None:
+    assert list(Columns(MapStyle(texts([1, 2], 0)))["y"]) == [0, 1]
+    pairs = MapStyle([(np.ones(3), 5), (np.ones(2), 6)])
+    assert Columns(pairs)["targets"] == [5, 6]
+    assert list(map(len, Columns(pairs)["inputs"])) == [3, 2]
+    assert Columns(MapStyle([1.0, 2.0]))["inputs"] == [1.0, 2.0]
+    for source, name in ((pairs, "x"), (MapStyle([(1.0,)]), "targets"), (MapStyle([1.0]), "y")):
+        with pytest.raises(DataError, match="no column"):
+            Columns(source)[name]
