@@ -278,6 +278,20 @@ class Session:
         """
         return self._training.batches()
 
+    def local_rows(self, rows: Any) -> Any:
+        """Rows of this process, where each has the same rows: a contiguous part for each rank. Local.
+
+        Args:
+            rows: Array, tensor, list or range; the same on every process.
+
+        Returns:
+            The part, of the same kind; parts of two processes differ by at most one row. On the
+            coordinator of a parameter-server run, these are all rows.
+        """
+        count = sum(each.has_session for each in self.plan.processes)
+        begin, end = (len(rows) * rank // count for rank in (self.rank, self.rank + 1))
+        return rows[begin:end]
+
     def batch(self, inputs: Any, targets: Any = None, sample_weights: Any = None) -> Batch:
         """Makes the global batch of the next step of arrays that each process has for itself.
 

@@ -49,7 +49,7 @@ def train(session: isotrain.Session) -> None:
     while not session.is_done:
         if session.steps_done % STEPS_PER_ROUND == 0:
             labeled += least_sure(session.predict(points), labeled)
-        rows = labeled[session.rank :: len(session.plan.processes)]
+        rows = session.local_rows(labeled)
         session.step(session.batch(points[rows], labels[rows]))
         session.save_if_due()
 

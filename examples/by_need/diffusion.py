@@ -54,10 +54,9 @@ def sample(session: isotrain.Session, count: int) -> np.ndarray:
 
 def train(session: isotrain.Session) -> list[Any]:
     """Trains on this process's part of the samples; returns points that the average has made."""
-    rows = slice(session.rank, None, len(session.plan.processes))
     while not session.is_done:
-        noisy, noise = noisy_samples(session.steps_done)
-        session.step(session.batch(noisy[rows], noise[rows]))
+        noisy, noise = map(session.local_rows, noisy_samples(session.steps_done))
+        session.step(session.batch(noisy, noise))
     with session.averaged():
         return list(sample(session, 4))
 

@@ -70,7 +70,7 @@ def reference_margins(ask: Any, preferred: np.ndarray, rejected: np.ndarray) -> 
 
 def train(session: isotrain.Session) -> None:
     """Trains on this process's pairs."""
-    preferred, rejected = (each[session.rank :: len(session.plan.processes)] for each in pairs())
+    preferred, rejected = map(session.local_rows, pairs())
     margins = reference_margins(session.call, preferred, rejected)
     while not session.is_done:
         session.step(session.batch((preferred, rejected), margins))

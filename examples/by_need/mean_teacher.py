@@ -49,11 +49,10 @@ def objective(model: Any, batch: Any) -> Any:
 def train(session: isotrain.Session) -> None:
     """Takes each step against the teacher of the step before."""
     while not session.is_done:
-        points, noisy, one_hot = samples(session.steps_done)
-        rows = slice(session.rank, None, len(session.plan.processes))
+        points, noisy, one_hot = map(session.local_rows, samples(session.steps_done))
         with session.averaged():
-            teacher = session.call(points[rows])
-        session.step(session.batch(noisy[rows], (one_hot[rows], teacher)))
+            teacher = session.call(points)
+        session.step(session.batch(noisy, (one_hot, teacher)))
 
 
 spec = isotrain.TrainingSpec(

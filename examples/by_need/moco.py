@@ -60,10 +60,7 @@ def info_nce(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
 def train(session: isotrain.Session) -> None:
     """Encodes the second views by the average of the weights, and takes a step on the first ones."""
     while not session.is_done:
-        first, second = (
-            np.array_split(view, len(session.plan.processes))[session.rank]
-            for view in views(session.steps_done)
-        )
+        first, second = map(session.local_rows, views(session.steps_done))
         with session.averaged():
             keys = session.call(second)
         session.step(session.batch(first, keys))

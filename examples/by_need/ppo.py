@@ -70,7 +70,7 @@ def log_probability(logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
 
 def train(session: isotrain.Session) -> None:
     """Plays this process's episodes, then takes several steps on them."""
-    episodes = range(session.rank, EPISODES, len(session.plan.processes))
+    episodes = session.local_rows(range(EPISODES))
     while not session.is_done:
         states, actions, returns = play(session.call, session.steps_done, episodes)
         old = log_probability(session.call(states), actions)

@@ -59,7 +59,7 @@ def play(ask: Any, step: int, episodes: range) -> tuple[np.ndarray, np.ndarray, 
 
 def train(session: isotrain.Session) -> None:
     """Plays this process's episodes, and steps on them."""
-    episodes = range(session.rank, EPISODES, len(session.plan.processes))
+    episodes = session.local_rows(range(EPISODES))
     while not session.is_done:
         states, actions, returns = play(session.call, session.steps_done, episodes)
         session.step(session.batch(states, (actions, returns)))

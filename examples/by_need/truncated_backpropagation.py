@@ -48,7 +48,7 @@ def train(session: isotrain.Session) -> None:
     """Goes through the sequences chunk by chunk; this process trains on its rows."""
     waves = sequences()
     state = np.array(session.notes.get("state", np.zeros((SEQUENCES, UNITS))))
-    rows = slice(session.rank, None, len(session.plan.processes))
+    rows = session.local_rows(range(SEQUENCES))
     while not session.is_done:
         start = session.steps_done * LENGTH
         values, targets = waves[:, start : start + LENGTH], waves[:, start + 1 : start + LENGTH + 1]

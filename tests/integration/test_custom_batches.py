@@ -258,3 +258,16 @@ def test_sample_weights_are_told_from_second_targets(tmp_path: Path, backend: st
     expected = launch(trained, tmp_path / "eager", 1, "torch-ddp", **fields, capture=False)
     returned = launch(trained, tmp_path / "captured", 1, backend, **fields)
     np.testing.assert_allclose(returned, expected, rtol=1e-12)
+
+
+def local_parts(session: isotrain.Session) -> list[Any]:
+    rows = np.arange(7).reshape(7, 1)
+    return [session.local_rows(rows)[:, 0].tolist(), list(session.local_rows(range(2)))]
+
+
+def test_local_rows_are_contiguous_parts_of_all_rows() -> None:
+    fields = spec(global_batch_size=6)
+    parts = isotrain.launch(local_parts, fields, backend="reference", replicas=3)
+    arrays, ranges = zip(*parts, strict=True)
+    assert arrays == ([0, 1], [2, 3], [4, 5, 6])
+    assert ranges == ([], [0], [1])
