@@ -49,7 +49,8 @@ def next_session(
     closed = folder / "closed"
     closed.mkdir(parents=True, exist_ok=True)
     FileExchange(closed, before.rank, len(before.plan.processes)).all_gather({})
-    same = f"{before.plan.backend}:{before.plan.collective}"
+    requested = before.plan.requested_collective
+    same = f"{before.plan.backend}:{requested}" if requested else before.plan.backend
     plan = make_plan(resolved, backend=backend or same, replicas=before.replicas)
     context = dataclasses.replace(context, run_directory=str(folder), device_mesh=plan.device_mesh)
     with Session(resolved, plan, context, Reporter(context.rank)) as session:

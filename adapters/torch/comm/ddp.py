@@ -22,7 +22,11 @@ from isotrain.adapters.torch.base.initial_broadcast import broadcast_initial_val
 from isotrain.adapters.torch.comm.base import Wait
 from isotrain.adapters.torch.comm.loss_in_gradients import LossInGradients
 from isotrain.adapters.torch.comm.powersgd import PowerSGD
-from isotrain.adapters.torch.comm.process_group import ProcessGroupCommunicator, start_process_group
+from isotrain.adapters.torch.comm.process_group import (
+    ProcessGroupCommunicator,
+    sends_by_host,
+    start_process_group,
+)
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.plugin import (
     SHARD,
@@ -234,8 +238,6 @@ class DDPCommunicator(ProcessGroupCommunicator):
     ) -> None:
         """All-to-all by point-to-point transfers; empty tensors are not sent.
 
-        Gloo cannot send tensors of a GPU: they are copied through host memory.
-
         Args:
             members: Ranks that take part, this one included.
             sent: Tensor for each member, any shapes.
@@ -243,7 +245,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         """
         index = members.index(self.rank)
         received[index].copy_(sent[index])
-        by_host = self._device.type != "cpu" and dist.get_backend() == dist.Backend.GLOO
+        by_host = sends_by_host(self._device)
         outputs = (
             [torch.empty_like(each, device="cpu") for each in received] if by_host else received
         )
@@ -261,13 +263,14 @@ class DDPCommunicator(ProcessGroupCommunicator):
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         if destination == source == self.rank:
             return value.clone()
-        result = torch.empty_like(value)
+        sent = value.cpu() if sends_by_host(value.device) else value
+        received = torch.empty_like(sent, memory_format=torch.contiguous_format)
         transfers = [
-            dist.P2POp(dist.isend, value.contiguous(), destination),
-            dist.P2POp(dist.irecv, result, source),
+            dist.P2POp(dist.isend, sent.contiguous(), destination),
+            dist.P2POp(dist.irecv, received, source),
         ]
         _run_p2p(transfers)
-        return result
+        return received.to(value.device)
 
     def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         result, process_group = value.clone(), self._process_group(subgroups)

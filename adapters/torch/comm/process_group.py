@@ -64,6 +64,11 @@ def _listen(host: str, port: int) -> int:
     return listener.detach()
 
 
+def sends_by_host(device: torch.device) -> bool:
+    """Whether point-to-point transfers go through host memory: Gloo cannot send tensors of a GPU."""
+    return device.type != "cpu" and dist.get_backend() == dist.Backend.GLOO
+
+
 class ProcessGroupCommunicator(Communicator):
     """Abstract communicator with `all_reduce` and `all_gather` over a torch process group."""
 

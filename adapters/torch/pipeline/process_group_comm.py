@@ -10,7 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isotrain.adapters.torch.comm.process_group import ProcessGroupCommunicator, start_process_group
+from isotrain.adapters.torch.comm.process_group import (
+    ProcessGroupCommunicator,
+    sends_by_host,
+    start_process_group,
+)
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.plugin import DATA, STAGE, BackendConfig, ProcessContext, Subgroups
 
@@ -56,8 +60,9 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
         dist.broadcast(vector, self._first_stage_rank + stage, group=self._stage_group)
 
     def _isend(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
-        work = dist.isend(tensor, self._first_stage_rank + stage)
-        kept = [tensor]
+        sent = tensor.cpu() if sends_by_host(tensor.device) else tensor
+        work = dist.isend(sent, self._first_stage_rank + stage)
+        kept = [sent]
 
         def wait() -> None:
             work.wait()
@@ -66,9 +71,10 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
         return wait
 
     def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
-        received = torch.empty_like(like, memory_format=torch.contiguous_format)
+        device = torch.device("cpu") if sends_by_host(like.device) else like.device
+        received = torch.empty_like(like, device=device, memory_format=torch.contiguous_format)
         dist.recv(received, self._first_stage_rank + stage)
-        return received
+        return received.to(like.device)
 
     def barrier(self) -> None:
         dist.barrier()
