@@ -1,20 +1,17 @@
 """How do I sample rare classes more often?
 
-Draw each batch with a seed of your own. Every process draws the same batches, and trains on its part.
+`order: balanced` gives each class the same part of every global batch; `weighted` draws by any weights.
 
     python examples/by_need/balanced_sampling.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import isotrain
-
-BATCH, STEPS = 32, 6
 
 
 def model() -> Any:
@@ -26,41 +23,22 @@ def model() -> Any:
     )
 
 
-def samples() -> tuple[np.ndarray, np.ndarray]:
+def data() -> isotrain.DataSet:
     """Features and labels; one sample in ten is of class 1."""
     random = np.random.default_rng(0)
     labels = (np.arange(200) % 10 == 0).astype("int64")
-    return (random.normal(size=(200, 8)) + labels[:, None]).astype("float32"), labels
-
-
-class Balanced:
-    """Batches in which each class is as likely as the other; every epoch has draws of its own."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        features, labels = samples()
-        weights = 1 / np.bincount(labels)[labels]
-        random = np.random.default_rng([1, self.epoch])
-        self.epoch += 1
-        for _ in range(STEPS):
-            rows = random.choice(len(labels), size=BATCH, p=weights / weights.sum())
-            yield features[rows], labels[rows]
-
-
-def data() -> isotrain.DataSet:
-    """The stream; its number of samples is known, so it is not read ahead to count them."""
-    return isotrain.DataSet(isotrain.sources.stream(Balanced(), samples=BATCH * STEPS))
+    features = (random.normal(size=(200, 8)) + labels[:, None]).astype("float32")
+    return isotrain.DataSet((features, labels))
 
 
 spec = isotrain.TrainingSpec(
     name="balanced-sampling",
     model=model,
     data=data,
+    order={"name": "balanced", "by": "targets", "samples": 192},
     loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
     optimizer={"name": "sgd", "lr": 0.125},
-    global_batch_size=BATCH,
+    global_batch_size=32,
     epochs=2,
 )
 

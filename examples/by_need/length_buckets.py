@@ -1,20 +1,19 @@
-"""How do I batch sequences of similar lengths, padded to the longest of their batch?
+"""How do I batch sequences of similar lengths, with a budget of tokens, padded to the longest of their batch?
 
-Give a stream whose batches are the global batches. Padding is not counted in the loss.
+`order` groups them by length, and `collate` pads them. Padding is not counted in the loss.
 
     python examples/by_need/length_buckets.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import isotrain
 
-BATCH, TOKENS, PADDING = 16, 20, -1
+TOKENS, PADDING = 20, -1
 
 
 def model() -> Any:
@@ -31,47 +30,27 @@ def model() -> Any:
     )
 
 
-def sequences() -> list[np.ndarray]:
-    """Counting sequences of 3 to 12 tokens."""
+def data() -> isotrain.DataSet:
+    """Counting sequences of 3 to 12 tokens: inputs, and the next token of each as targets."""
     random = np.random.default_rng(0)
     lengths = random.integers(3, 13, size=96)
-    return [(random.integers(TOKENS) + np.arange(length)) % TOKENS for length in lengths]
-
-
-class Buckets:
-    """Batches of neighbours by length; every epoch has an order of its own."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        ordered = sorted(sequences(), key=len)
-        random = np.random.default_rng([1, self.epoch])
-        self.epoch += 1
-        starts = random.permutation(range(0, len(ordered), BATCH))
-        for start in starts:
-            batch = ordered[start : start + BATCH]
-            longest = max(map(len, batch))
-            padded = np.stack([np.pad(s, (0, longest - len(s)), constant_values=-1) for s in batch])
-            yield np.maximum(padded[:, :-1], 0), padded[:, 1:]
-
-
-def data() -> isotrain.DataSet:
-    """The stream; its number of samples is known, so it is not read ahead to count them."""
-    return isotrain.DataSet(isotrain.sources.stream(Buckets(), samples=96))
+    texts = [(random.integers(TOKENS) + np.arange(length)) % TOKENS for length in lengths]
+    return isotrain.DataSet(isotrain.sources.MapStyle([(text[:-1], text[1:]) for text in texts]))
 
 
 spec = isotrain.TrainingSpec(
     name="length-buckets",
     model=model,
     data=data,
+    order={"name": "by-length", "lengths": "inputs", "buckets": [4, 8, 12], "tokens": 96},
+    collate={"pad": {"inputs": 0, "targets": PADDING}},
     loss={
         "name": "sparse_categorical_crossentropy",
         "from_logits": True,
         "ignore_class": PADDING,
     },
     optimizer={"name": "sgd", "lr": 0.125},
-    global_batch_size=BATCH,
+    global_batch_size=24,  # at most
     epochs=2,
 )
 

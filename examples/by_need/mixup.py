@@ -1,20 +1,19 @@
 """How do I use mixup or CutMix, which mix samples of the whole batch?
 
-Mix in the stream of global batches: a `transform` would see one replica's part only.
+In a `transform`, `random.partner()` gives each sample another one of the global batch.
 
     python examples/by_need/mixup.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import isotrain
 
-BATCH, CLASSES = 32, 3
+CLASSES = 3
 
 
 def model() -> Any:
@@ -26,42 +25,28 @@ def model() -> Any:
     )
 
 
-class Mixed:
-    """Mixed batches (Zhang et al., "mixup", ICLR 2018): inputs, and probabilities of classes."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        labels = np.arange(90) % CLASSES
-        features = np.random.default_rng(0).normal(size=(90, 8)) + labels[:, None]
-        targets = np.eye(CLASSES, dtype="float32")[labels]
-        random = np.random.default_rng([1, self.epoch])  # every epoch has draws of its own
-        self.epoch += 1
-        order = random.permutation(90)
-        for start in range(0, 90, BATCH):
-            rows = order[start : start + BATCH]
-            share = random.beta(0.2, 0.2, size=(len(rows), 1)).astype("float32")
-            partners = random.permutation(rows)
-            x, y = features.astype("float32"), targets
-            yield (
-                share * x[rows] + (1 - share) * x[partners],
-                share * y[rows] + (1 - share) * y[partners],
-            )
-
-
 def data() -> isotrain.DataSet:
-    """The stream; its number of samples is known, so it is not read ahead to count them."""
-    return isotrain.DataSet(isotrain.sources.stream(Mixed(), samples=90))
+    """Features, and probabilities of classes, as mixed samples have them."""
+    labels = np.arange(90) % CLASSES
+    features = np.random.default_rng(0).normal(size=(90, 8)) + labels[:, None]
+    return isotrain.DataSet((features.astype("float32"), np.eye(CLASSES, dtype="float32")[labels]))
+
+
+def mixup(inputs: Any, targets: Any, random: Any) -> Any:
+    """Mixup (Zhang et al., ICLR 2018), with a share of each sample of its own."""
+    others, other_targets, _ = random.partner()
+    share = random.uniform(0.5, 1.0)[:, None].astype("float32")
+    return share * inputs + (1 - share) * others, share * targets + (1 - share) * other_targets
 
 
 spec = isotrain.TrainingSpec(
     name="mixup",
     model=model,
     data=data,
+    transform=mixup,
     loss={"name": "categorical_crossentropy", "from_logits": True},
     optimizer={"name": "sgd", "lr": 0.125},
-    global_batch_size=BATCH,
+    global_batch_size=32,
     epochs=2,
 )
 

@@ -1,6 +1,6 @@
 """How do I train on several augmentations of each sample in one batch (repeated augmentation)?
 
-Repeat the samples in the data, and augment in `transform`: its random numbers differ by position.
+`order: repeated` has each sample several times in its global batch, with random numbers of its own each.
 (Hoffer et al., "Augment your batch", CVPR 2020.)
 
     python examples/by_need/repeated_augmentation.py
@@ -14,7 +14,7 @@ import numpy as np
 
 import isotrain
 
-REPEATS, CLASSES = 3, 3
+CLASSES = 3
 
 
 def model() -> Any:
@@ -27,11 +27,11 @@ def model() -> Any:
 
 
 def data() -> isotrain.DataSet:
-    """Points of three clusters, each point three times in a row; `shuffle: false` keeps these together."""
+    """Points of three clusters."""
     random = np.random.default_rng(0)
     labels = random.integers(CLASSES, size=32)
     points = (random.normal(size=(32, 8)) + labels[:, None]).astype("float32")
-    return isotrain.DataSet((points.repeat(REPEATS, axis=0), labels.repeat(REPEATS)))
+    return isotrain.DataSet((points, labels))
 
 
 def augment(inputs: Any, targets: Any, random: Any) -> Any:
@@ -45,7 +45,7 @@ spec = isotrain.TrainingSpec(
     model=model,
     data=data,
     transform=augment,
-    shuffle=False,
+    order={"name": "repeated", "times": 3},
     loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
     optimizer={"name": "sgd", "lr": 0.125},
     global_batch_size=24,

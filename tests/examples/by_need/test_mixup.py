@@ -1,4 +1,4 @@
-"""Mixup in the stream against a loop over mixed batches."""
+"""Mixup by partners against a loop over mixed batches."""
 
 from __future__ import annotations
 
