@@ -170,7 +170,8 @@ class TorchReplicaGroup(ReplicaGroup):
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         if self._is_cpu:
             return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        with torch.cuda.device(self._device):  # else pinning in a thread makes a context on GPU 0
+            return tensor.pin_memory().to(self._device, non_blocking=True)
 
     def set_frozen(self, names: Collection[str]) -> None:
         self.trainer.zero_gradients()
