@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from isotrain.core.data.arrays import InputsAndTargets, as_array
 from isotrain.core.data.order.permutation import random_of
 from isotrain.core.data.pytree import Weighted, leaves, map_tree, unweighted
 from isotrain.core.data.sample_rng import SampleRandom
+from isotrain.core.data.sample_seeds import SampleSeeds, preserved_global_rng, seeded
 from isotrain.core.data.sources import Source
 from isotrain.core.data.streaming.rebatch import IsOnDevice, never_on_device
 from isotrain.core.data.transform_check import require_no_mixing
@@ -72,6 +74,16 @@ class TransformedBatches:
         self._seed = seed
         self._is_on_device = is_on_device
 
+    def on_host(self) -> TransformedBatches:
+        """The same for another process, where all leaves become arrays."""
+        return TransformedBatches(self._transform, self._seed)
+
+    def takes_check(self, rows: int) -> bool:
+        """Whether the transform is to be checked on a local batch of so many samples; then not again."""
+        takes_it = self.checks_transform and rows > 1
+        self.checks_transform = self.checks_transform and not takes_it
+        return takes_it
+
     def __call__(
         self,
         parts: InputsAndTargets,
@@ -107,8 +119,7 @@ class TransformedBatches:
         targets, weights = unweighted(parts[1])
         rows = len(positions.local)
         numbers_of = partial(self._random_of, positions, gather)
-        if self.checks_transform and rows > 1:
-            self.checks_transform = False
+        if self.takes_check(rows):
             require_no_mixing(transform, (parts[0], targets), numbers_of)
         result = transform(parts[0], targets, numbers_of(0, rows))
         if not isinstance(result, tuple) or len(result) != 2:
@@ -159,14 +170,41 @@ def _partner_rows(positions: BatchPositions, seed: int, number: int) -> Indices:
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Makes local batches of a source's samples; picklable where the source and the transform are."""
+    """Makes local batches of a source's samples; picklable where the source and the transform are.
+
+    Attributes:
+        source: The source.
+        transform: The spec's transform, and the check of rows.
+        seed: Seed from which the global random generators are seeded for each sample; None: they are not.
+    """
 
     source: Source
     transform: TransformedBatches
+    seed: int | None = None
 
     def fetch(self, positions: BatchPositions) -> InputsAndTargets:
         """The samples of a local batch: host arrays `[batch, ...]`, gathered, transformed and checked."""
-        gather = self.source.gather
+        if self.seed is None:
+            return self._fetch(positions, self.source.gather)
+        had_torch = "torch" in sys.modules
+        gather = partial(self._gather_seeded, self.seed, positions.epoch)
+        with preserved_global_rng():
+            parts = self._fetch(positions, gather)
+            if had_torch or "torch" not in sys.modules:
+                return parts
+            return self._fetch(positions, gather)  # torch came without the seed of this sample
+
+    def _fetch(self, positions: BatchPositions, gather: Gather) -> InputsAndTargets:
         return self.transform(
             gather(positions.local), positions, lambda rows: gather(positions.all[rows])
         )
+
+    def _gather_seeded(self, seed: int, epoch: int, indices: Indices) -> InputsAndTargets:
+        """The samples at indices of the source (int64 [batch]), with seeded generators."""
+        with seeded(SampleSeeds(seed, epoch, indices)) as seeds:
+            try:
+                return self.source.gather(indices)
+            except Exception as error:
+                if seeds.position is not None:
+                    error.add_note(f"It was raised for sample {seeds.position} of the data set.")
+                raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import islice, tee
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,14 @@ from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.pytree import map_parts
 from isotrain.core.data.sampler import at_least
-from isotrain.core.data.sources import AnySource, ShardedStream, Source, collates
+from isotrain.core.data.sources import AnySource, ShardedStream, collates
 from isotrain.core.data.streaming import rebatch
 from isotrain.core.data.streaming.stream_reader import StreamReader
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import Repeating
+from isotrain.core.data.worker_settings import WorkerSettings
+from isotrain.core.data.workers.pool import WorkerPool
 from isotrain.core.errors import DataError
 
 ToDevice = Callable[[np.ndarray], Any]
@@ -110,6 +113,7 @@ class Loader:
         is_on_device: rebatch.IsOnDevice = rebatch.never_on_device,
         prefetch: int = 2,
         shares_cores: bool = False,
+        workers: WorkerSettings | None = None,
         state_seconds: float | None = None,
     ) -> None:
         """Plans the batches; reads no sample.
@@ -138,6 +142,8 @@ class Loader:
             prefetch: Number of batches to make ahead in a background thread; 0 makes them on demand, as
                 are small batches of arrays in memory, and those that share cores.
             shares_cores: Whether the replicas compute on the cores that gather the batches.
+            workers: Processes that make local batches of samples by position, and seed the global random
+                generators for each sample; None: this process makes them, without seeds.
             state_seconds: Seconds between two states of a stream, `stream_state` of a batch; None for none.
 
         Raises:
@@ -171,6 +177,9 @@ class Loader:
         self._state_seconds = state_seconds
         self._is_repeated = epoch_steps is not None
         self._order: Order | None = None
+        self._fetcher: Fetcher | None = None
+        self._pool: WorkerPool | None = None
+        self._is_plain = transform is None and isinstance(source, ArraySource) and source.in_memory
         if source is None:
             self._steps_per_pass = steps or 1
         elif epoch_steps is not None and isinstance(source, BatchStream):
@@ -186,9 +195,17 @@ class Loader:
             )
             self._order = order or sequential(data)
             self._steps_per_pass = self._order.steps_per_epoch
+            self._fetcher = Fetcher(
+                Repeating(source) if self._order.repeats else source,
+                self.transformed,
+                None if workers is None else seed,
+            )
+            if workers is not None and workers.count and not self._is_plain:
+                self._pool = WorkerPool(self._fetcher, workers)
         self.steps_per_epoch = epoch_steps or self._steps_per_pass
         self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
-        self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
+        is_inline = workers is not None and not workers.count
+        self._depth = prefetch if not is_inline and self._worth_a_thread(shares_cores) else 0
 
     def __len__(self) -> int:
         """Number of steps from `start_step` to the end."""
@@ -219,52 +236,76 @@ class Loader:
             batches = self._sharded_batches(self._source, step)
         else:
             assert self._order is not None
-            batches = self._batches(self._source, self._order, step)
+            assert self._fetcher is not None
+            batches = self._batches(self._fetcher, self._order, step)
         return prefetched(batches, self._depth) if self._depth else batches
 
-    def _worth_a_thread(self, shares_cores: bool) -> bool:
-        source = self._source
-        if self._has_transform or not isinstance(source, ArraySource) or not source.in_memory:
-            return True
-        local_size = -(-self._global_batch_size // self._replicas) * len(self._local_replicas)
-        return not shares_cores and local_size * source.sample_bytes > _INLINE_BYTES
+    def close(self) -> None:
+        """Ends the worker processes; they start again when batches are requested again."""
+        if self._pool is not None:
+            self._pool.close()
 
-    def _batches(self, source: Source, order: Order, first: int) -> Iterator[Batch]:
+    def _worth_a_thread(self, shares_cores: bool) -> bool:
+        if not self._is_plain:
+            return True
+        assert isinstance(self._source, ArraySource)
+        local_size = -(-self._global_batch_size // self._replicas) * len(self._local_replicas)
+        return not shares_cores and local_size * self._source.sample_bytes > _INLINE_BYTES
+
+    def _batches(self, fetcher: Fetcher, order: Order, first: int) -> Iterator[Batch]:
         plans = {size: self._local_batches(size) for size in order.batch_sizes}
-        slices_of = self._slicer(source, order)
+        planned = self._planned(order, first)
+        source, is_direct = fetcher.source, self._pool is None and not self._has_transform
+        if is_direct and type(source) is ArraySource:  # a subclass may override gather
+            read = reader(source, self._to_device, in_order=order.is_sequential)
+            for _, step, indices in planned:
+                slices = tuple(
+                    [self._slices_of_rows(read, indices, each) for each in plans[len(indices)]]
+                )
+                yield self._batch(step, len(indices), slices)
+            return
+        requested, planned = tee(planned)
+        positions = (
+            BatchPositions(data_pass, step, indices[rows], indices)
+            for data_pass, step, indices in requested
+            for local in plans[len(indices)]
+            for rows in self._fetched_rows(local)
+        )
+        fetch = partial(map, fetcher.fetch) if self._pool is None else self._pool.fetch
+        parts = fetch(positions)
+        for _, step, indices in planned:
+            slices = tuple([self._slices(each, parts) for each in plans[len(indices)]])
+            yield self._batch(step, len(indices), slices)
+            del slices  # a worker may write to their memory again
+
+    def _planned(self, order: Order, first: int) -> Iterator[tuple[int, int, sampler.Indices]]:
+        """Pass, step and sample indices (int64 [size]) of the global batches from a step to the end."""
         for step in range(first, self.total_steps):
             data_pass, index = divmod(step, self._steps_per_pass)
             if index == 0 or step == first:
                 indices_of = order.epoch(data_pass)
-            indices = indices_of(index)
-            slices = tuple(
-                [slices_of(local, indices, data_pass, step) for local in plans[len(indices)]]
-            )
-            yield self._batch(step, len(indices), slices)
+            yield data_pass, step, indices_of(index)
 
-    def _slicer(
-        self, source: Source, order: Order
-    ) -> Callable[[_LocalBatch, sampler.Indices, int, int], Slices]:
-        """A function from a local batch, its global batch's sample indices, pass and step to slices."""
-        if order.repeats:
-            source = Repeating(source)
-        fetch = Fetcher(source, self.transformed).fetch
+    def _fetched_rows(self, local: _LocalBatch) -> list[slice]:
+        """Rows in the global batch that are fetched at once: the local batch, or each of its slices."""
         if self._collates:
-            return lambda local, indices, epoch, step: tuple(
-                [
-                    self._slice(
-                        fetch(BatchPositions(epoch, step, indices[p.in_global_batch], indices)), p
-                    )
-                    for p in local.micro_batches
-                ]
-            )
-        # not by isinstance: a subclass may override gather
-        if self._has_transform or type(source) is not ArraySource:
-            return lambda local, indices, epoch, step: self._slices(
-                local, fetch(BatchPositions(epoch, step, indices[local.rows], indices))
-            )
-        read = reader(source, self._to_device, in_order=order.is_sequential)
-        return lambda local, indices, epoch, step: tuple(
+            return [each.in_global_batch for each in local.micro_batches]
+        return [local.rows]
+
+    def _slices(self, local: _LocalBatch, parts: Iterator[InputsAndTargets]) -> Slices:
+        """The slices of a local batch from the next fetched arrays `[batch, ...]`, on the device."""
+        if self._collates:
+            return tuple([self._slice(next(parts), each) for each in local.micro_batches])
+        return self._cut(local, next(parts))
+
+    def _slices_of_rows(
+        self,
+        read: Callable[[sampler.Indices], InputsAndTargets],
+        indices: sampler.Indices,
+        local: _LocalBatch,
+    ) -> Slices:
+        """The slices of a local batch of plain rows, on the device."""
+        return tuple(
             [
                 Slice(*read(indices[p.in_global_batch]), p.count, p.weight)
                 for p in local.micro_batches
@@ -295,7 +336,7 @@ class Loader:
         in_global_batch = slice(origin + rows.start, origin + rows.stop)
         return _MicroBatch(count, count * self._replicas / size, rows, in_global_batch)
 
-    def _slices(self, local: _LocalBatch, parts: InputsAndTargets) -> Slices:
+    def _cut(self, local: _LocalBatch, parts: InputsAndTargets) -> Slices:
         """The slices of a local batch (arrays of shape [batch, ...]), on the device."""
         if len(local.micro_batches) == 1:
             return (self._slice(parts, local.micro_batches[0]),)
@@ -346,7 +387,7 @@ class Loader:
             epoch, index = divmod(step, self.steps_per_epoch)
             rows = index * self._global_batch_size + np.arange(each.size)
             slices = tuple(
-                self._slices(local, self._local_part(each.parts, epoch, step, rows, local))
+                self._cut(local, self._local_part(each.parts, epoch, step, rows, local))
                 for local in plans[each.size]
             )
             yield self._batch(step, each.size, slices, each.fingerprint, each.stream_state)
@@ -375,7 +416,7 @@ class Loader:
             streams = [self._replica_stream(source, epoch, each, skip) for each in local_batches]
             remaining = min(self._steps_per_pass - skip, self.total_steps - step)
             for parts in islice(zip(*streams, strict=True), remaining):
-                yield self._batch(step, size, tuple(map(self._slices, local_batches, parts)))
+                yield self._batch(step, size, tuple(map(self._cut, local_batches, parts)))
                 step += 1
 
     def _replica_stream(

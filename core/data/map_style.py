@@ -23,7 +23,9 @@ from isotrain.core.data.collate import (
 )
 from isotrain.core.data.mixture import Joined, Mixture
 from isotrain.core.data.pytree import map_parts, unweighted
+from isotrain.core.data.sample_seeds import CURRENT, only_rows
 from isotrain.core.data.streaming.streams import BatchStream
+from isotrain.core.data.worker_settings import WorkerSettings
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -54,18 +56,18 @@ class BatchIndexed:
         unformatted = getattr(data, "format", {}).get("type") is None
         if hasattr(data, "with_format") and unformatted:
             data = data.with_format("numpy")
-        self._data = data
+        self.data = data
         self._inputs = inputs
         self._targets = targets
         _require_samples(len(data))
 
     def __len__(self) -> int:
         """Number of samples."""
-        return len(self._data)
+        return len(self.data)
 
     def column(self, name: str) -> Any:
         """A column of the data set; None if there is none of that name."""
-        return self._data[name] if name in getattr(self._data, "column_names", ()) else None
+        return self.data[name] if name in getattr(self.data, "column_names", ()) else None
 
     def gather(self, indices: Indices) -> InputsAndTargets:
         """The selected columns of the samples at `indices` (int64 [batch]), arrays of shape [batch, ...].
@@ -73,7 +75,7 @@ class BatchIndexed:
         Raises:
             DataError: The data set returned no dict of columns.
         """
-        batch = _columns(self._data, indices.tolist())
+        batch = _columns(self.data, indices.tolist())
         return split_fields(batch, self._inputs, self._targets, _column)
 
 
@@ -92,7 +94,8 @@ class MapStyle:
     of inputs and targets given here. `__getitems__(list)` is used if there is one.
 
     Attributes:
-        notes: Notes for the plan, on what differs from the DataLoader it came from.
+        data: The data set.
+        workers: Settings of worker processes, where it came from a DataLoader that has some.
         order: Order of the data's own; None for that of the spec.
     """
 
@@ -116,14 +119,14 @@ class MapStyle:
                 all that are not targets.
             targets: For samples that are dicts: one name, several, or None for none.
         """
-        self._data = data
-        self.notes: list[str] = []
+        self.data = data
+        self.workers: WorkerSettings | None = None
         self._collator = Collator(collate, inputs, targets)
         _require_samples(len(data))
 
     def __len__(self) -> int:
         """Number of samples."""
-        return len(self._data)
+        return len(self.data)
 
     @property
     def collates(self) -> bool:
@@ -136,14 +139,14 @@ class MapStyle:
         It is an attribute, also of the data set of which this is torch's `Subset`; or, of a list of samples,
         the part of each of that name, `inputs` or `targets`.
         """
-        if isinstance(self._data, _Rows):
-            return self._data.column(name)
-        if isinstance(self._data, list):
-            return _part_of_each(self._data, name)
-        values = getattr(self._data, name, None)
-        if values is None and all(hasattr(self._data, each) for each in ("dataset", "indices")):
-            entire = getattr(self._data.dataset, name, None)
-            return None if entire is None else [entire[index] for index in self._data.indices]
+        if isinstance(self.data, _Rows):
+            return self.data.column(name)
+        if isinstance(self.data, list):
+            return _part_of_each(self.data, name)
+        values = getattr(self.data, name, None)
+        if values is None and all(hasattr(self.data, each) for each in ("dataset", "indices")):
+            entire = getattr(self.data.dataset, name, None)
+            return None if entire is None else [entire[index] for index in self.data.indices]
         return values
 
     def gather(self, indices: Indices) -> InputsAndTargets:
@@ -153,10 +156,12 @@ class MapStyle:
 
     def _samples(self, positions: list[int]) -> list[Any]:
         """The samples at some positions, as the data set gives them."""
-        if hasattr(self._data, "__getitems__"):
-            samples: list[Any] = self._data.__getitems__(positions)
+        if hasattr(self.data, "__getitems__"):
+            samples: list[Any] = self.data.__getitems__(positions)
             return samples
-        return [self._data[index] for index in positions]
+        seeds = CURRENT.get()
+        each = positions if seeds is None else seeds.one_by_one(positions)
+        return [self.data[index] for index in each]
 
 
 def _part_of_each(samples: list[Any], name: str) -> list[Any] | None:
@@ -207,7 +212,7 @@ class _ColumnRows(_Rows):
 
     def __getitems__(self, positions: list[int]) -> list[dict[str, Any]]:
         """Several samples."""
-        columns = _columns(self._source._data, positions)
+        columns = _columns(self._source.data, positions)
         rows = zip(*columns.values(), strict=True)
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -219,8 +224,12 @@ class _MixedRows(_Rows):
 
     def __getitems__(self, positions: list[int]) -> list[Any]:
         """Several samples."""
-        located = map(self._source.located, positions)
-        return [sample for part, index in located for sample in part._samples([index])]
+        samples = []
+        for row, position in enumerate(positions):
+            part, index = self._source.located(position)
+            with only_rows([row]):
+                samples += part._samples([index])
+        return samples
 
 
 def _columns(data: Any, positions: list[int]) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from isotrain.core.data.order.mixing import in_turn, interleaved, joined
 from isotrain.core.data.order.order import MakeOrder
 from isotrain.core.data.order.samples import Columns
 from isotrain.core.data.pytree import Weighted, same_kind, unweighted
+from isotrain.core.data.sample_seeds import only_rows
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -88,11 +89,11 @@ class Mixture(_Several):
         """The samples at `indices`, int64 [batch]; arrays of shape [batch, ...]."""
         part_of = np.searchsorted(self._starts, indices, side="right") - 1
         by_part = np.argsort(part_of, kind="stable")
-        gathered = [
-            part.gather(indices[part_of == number] - self._starts[number])
-            for number, part in enumerate(self._parts.values())
-            if (part_of == number).any()
-        ]
+        gathered = []
+        for number, part in enumerate(self._parts.values()):
+            if len(rows := np.flatnonzero(part_of == number)):
+                with only_rows(rows):
+                    gathered.append(part.gather(indices[rows] - self._starts[number]))
         rows = np.empty_like(by_part)
         rows[by_part] = np.arange(len(indices))
         inputs, targets = self._concatenated(gathered, rows)

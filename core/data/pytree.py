@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Weighted(NamedTuple):
@@ -91,3 +93,30 @@ def part_leaves(parts: tuple[Any, Any]) -> Iterator[tuple[str, Any]]:
     yield from leaves(inputs, "inputs")
     if targets is not None:
         yield from leaves(targets, "targets")
+
+
+def encode_tree(tree: Any, arrays: list[np.ndarray]) -> Any:
+    """Encodes a tree of arrays, of any shapes and dtypes, as JSON; appends its leaves to `arrays`."""
+    if isinstance(tree, Weighted):
+        return {"weighted": [encode_tree(part, arrays) for part in tree]}
+    if isinstance(tree, tuple):
+        return {"tuple": [encode_tree(part, arrays) for part in tree]}
+    if isinstance(tree, dict):
+        return {"dict": [[name, encode_tree(part, arrays)] for name, part in tree.items()]}
+    if tree is None:
+        return None
+    arrays.append(np.asarray(tree))
+    return len(arrays) - 1
+
+
+def decode_tree(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """Inverse of `encode_tree`; the arrays keep shape and dtype."""
+    if plain is None:
+        return None
+    if isinstance(plain, int):
+        return arrays[plain]
+    if "weighted" in plain:
+        return Weighted(*(decode_tree(part, arrays) for part in plain["weighted"]))
+    if "tuple" in plain:
+        return tuple(decode_tree(part, arrays) for part in plain["tuple"])
+    return {name: decode_tree(part, arrays) for name, part in plain["dict"]}

@@ -24,6 +24,7 @@ from isotrain.core.data.streaming.streams import (
     reader,
 )
 from isotrain.core.data.torch_samplers import order_of, sampler_by_position
+from isotrain.core.data.worker_settings import WorkerSettings
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,11 +61,6 @@ _ACCEPTED = (
 )
 _TENSOR_DATASET = "torch.utils.data.dataset.TensorDataset"
 """The class whose samples are plain rows of its tensors; a subclass may change them."""
-_UNUSED_WORKERS = (
-    "data: the {} worker processes of the DataLoader are not used: every process of the run fetches its"
-    " samples in one background thread; where fetching takes longer than a step, prepare the samples"
-    " beforehand, as arrays in memory or in .npy files"
-)
 _OWN_ORDER = (
     "data: the DataLoader's sampler is not one of torch's, so its batches are a stream in its own order:"
     " every process reads all of them. To read by position, give the data set itself, and as `order` in the"
@@ -206,11 +202,7 @@ def as_source(value: Any) -> AnySource:
 
 def collates(source: Any) -> bool:
     """Whether slices are made one by one of single samples, so that their shapes may differ."""
-    while source is not None:
-        if getattr(source, "collates", False):
-            return True
-        source = getattr(source, "source", None)
-    return False
+    return any(getattr(each, "collates", False) for each in _wrapped(source))
 
 
 def _loader_source(loader: Any) -> ArraySource | MapStyle:
@@ -222,7 +214,15 @@ def _loader_source(loader: Any) -> ArraySource | MapStyle:
         return ArraySource(*as_inputs_and_targets(loader.dataset.tensors, "data"))
     source = MapStyle(loader.dataset, loader.collate_fn)
     if loader.num_workers:
-        source.notes.append(_UNUSED_WORKERS.format(loader.num_workers))
+        context = loader.multiprocessing_context
+        method = None if context is None else context.get_start_method()
+        source.workers = WorkerSettings(
+            loader.num_workers,
+            loader.prefetch_factor or 2,
+            "fork" if method == "fork" else "spawn",
+            loader.worker_init_fn,
+            imports=("torch.utils.data",),
+        )
     return source
 
 
@@ -304,8 +304,20 @@ def _by_position(function: str, parts: Mapping[str, Any]) -> dict[str, Source]:
 
 def source_notes(source: Any) -> Iterator[str]:
     """Notes for the plan of a source and of the sources it wraps."""
+    for each in _wrapped(source):
+        yield from getattr(each, "notes", ())
+
+
+def source_workers(source: Any) -> WorkerSettings | None:
+    """Settings of worker processes that a source's DataLoader has; None without any."""
+    settings = (getattr(each, "workers", None) for each in _wrapped(source))
+    return next((each for each in settings if each is not None), None)
+
+
+def _wrapped(source: Any) -> Iterator[Any]:
+    """A source, and the sources that it wraps."""
     while source is not None:
-        yield from getattr(source, "notes", ())
+        yield source
         source = getattr(source, "source", None)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import random as python_random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ import numpy as np
 from isotrain.core.data.arrays import as_array
 from isotrain.core.data.pytree import leaves, map_parts
 from isotrain.core.data.refusals import TRANSFORM, RefusedError
+from isotrain.core.data.sample_seeds import preserved_global_rng
 
 _ROWS = 32
 _TOLERANCE = 1e-4
@@ -39,7 +37,7 @@ def require_no_mixing(
     _, first_leaf = next(leaves(parts[0], "inputs"))
     rows = min(len(first_leaf), _ROWS)
     cut = max(1, rows // 3)
-    with _preserved_global_rng():
+    with preserved_global_rng():
         copied = _copy_transform(transform)
 
         def call(start: int, stop: int) -> Rows:
@@ -81,18 +79,3 @@ def _copy_transform(transform: Callable[..., Any]) -> Callable[..., Any]:
         return copy.deepcopy(transform)
     except Exception:  # anything may be in its attributes
         return transform
-
-
-@contextlib.contextmanager
-def _preserved_global_rng() -> Iterator[None]:
-    """Restores the global generators of Python, NumPy and torch at the end of the block."""
-    torch = sys.modules.get("torch")
-    python_state, numpy_state = python_random.getstate(), np.random.get_state()
-    torch_state = None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        python_random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if torch is not None:
-            torch.set_rng_state(torch_state)

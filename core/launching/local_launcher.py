@@ -15,12 +15,12 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, VARIABLE, ProcessContext
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.forkserver.process_starter import ProcessStarter
-from isotrain.core.launching.processes.job_pickle import Payload
 from isotrain.core.launching.processes.orphan_guard import OrphanGuard
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.processes.rank_process import RankProcess, terminate_all, wait_for_exit
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.supervisor import Supervisor
+from isotrain.core.system.pickling import Payload
 
 _EXIT_SECONDS = 5.0
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.process import ServerConnection, rank_of, worker_of
+from isotrain.core.data.pytree import encode_tree
 from isotrain.core.errors import PeerLostError
 from isotrain.core.parameter_server.work_queue import WorkItem
 from isotrain.core.parameter_server.worker_pool import (
@@ -20,7 +21,6 @@ from isotrain.core.parameter_server.worker_pool import (
     report_lost_worker,
 )
 from isotrain.core.system.process import poll_readable
-from isotrain.core.transport.codec import encode_tree
 from isotrain.core.transport.connection import Connection, ConnectionLostError
 from isotrain.core.transport.server import AuthenticatedServer
 

@@ -13,6 +13,7 @@ from isotrain.core.contracts.events import Ready
 from isotrain.core.contracts.process import ServerConnection
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
 from isotrain.core.data.batch import Batch, Slice
+from isotrain.core.data.pytree import decode_tree
 from isotrain.core.parameter_server.flat_state import (
     STATISTICS,
     WEIGHTS,
@@ -20,7 +21,6 @@ from isotrain.core.parameter_server.flat_state import (
     read_parts,
     write_parts,
 )
-from isotrain.core.transport.codec import decode_tree
 from isotrain.core.transport.connection import Connection, ConnectionLostError, connect
 
 _WEIGHTS_AND_STATISTICS = (*WEIGHTS, *STATISTICS)

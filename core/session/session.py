@@ -741,6 +741,7 @@ class Session:
         self._training.finish()
         self._step_logger.flush()
         self._trainer_state.last_loss = self._trainer_state.last_gradient_norm = None
+        self._session_context.loaders.close()
         self.group.close()
 
 

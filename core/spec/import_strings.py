@@ -19,10 +19,10 @@ from types import ModuleType
 from typing import Any
 
 from isotrain.core.errors import SpecError, did_you_mean
+from isotrain.core.system.interpreter_start import FILE_MODULE
 from isotrain.core.system.process import gc_paused
 
 SYNTAX = '"package.module:name" or "path/to/file.py:name"'
-_FILE_MODULE = "isotrain_file_"
 _IMPORT_LOCK = threading.RLock()
 
 
@@ -207,12 +207,12 @@ def _execute_file(name: str, path: Path) -> None:
 
 def _file_module_name(path: Path) -> str:
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    return f"{_FILE_MODULE}{digest}_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
+    return f"{FILE_MODULE}{digest}_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
 
 
 def _public_module(name: str) -> str:
-    if name.startswith(_FILE_MODULE):
-        stem = name.removeprefix(_FILE_MODULE).partition("_")[2]
+    if name.startswith(FILE_MODULE):
+        stem = name.removeprefix(FILE_MODULE).partition("_")[2]
         return str(getattr(sys.modules.get(name), "__file__", None) or f"{stem}.py")
     return name
 

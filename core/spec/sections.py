@@ -321,6 +321,26 @@ class Evaluation(SpecModel):
         return self.every_steps is not None and steps_done % self.every_steps == 0
 
 
+class LoaderOptions(SpecModel):
+    """Worker processes that make samples ahead of the steps that need them."""
+
+    workers: CountOrZero | None = Field(
+        default=None,
+        description="Worker processes on each host, divided among its processes, which get one at least; 0: "
+        "each process makes its samples itself, between steps; null: in a background thread, or as the "
+        "data's DataLoader has it. With a number, `random`, `numpy.random` and torch are seeded for each "
+        "sample.",
+    )
+    prefetch: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
+        default=2,
+        description="Local batches that each worker, or the thread, makes ahead; 1 to 16.",
+    )
+    start: Literal["spawn", "fork"] = Field(
+        default="spawn",
+        description="Whether workers are new interpreters, to which the data set is pickled, or forks.",
+    )
+
+
 def keeps_options(choice: StrategyChoice, current_name: Any) -> bool:
     """Whether a choice is the bare name of the current strategy, so that its options stay."""
     return choice.name == current_name and not choice.options

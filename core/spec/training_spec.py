@@ -46,6 +46,7 @@ from isotrain.core.spec.sections import (
     Clip,
     Ema,
     Evaluation,
+    LoaderOptions,
     LoggerChoice,
     LossScale,
     Optimizer,
@@ -338,6 +339,9 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     )
     drop_remainder: Switch = Field(
         default=False, description="Whether the last, smaller global batch of an epoch is left out."
+    )
+    loader: LoaderOptions = Field(
+        default=LoaderOptions(), description="Worker processes that make the samples."
     )
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = Field(
         default=0, description="Seed of the weights, the order and the transform; 0 to 2**32 - 1."

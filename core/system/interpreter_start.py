@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+FILE_MODULE = "isotrain_file_"
+"""How the names of modules begin that were loaded from files by their paths."""
+
 
 def is_in_prefix(path: str) -> bool:
     """Whether a path is in the prefix of this interpreter (standard library, installed packages)."""

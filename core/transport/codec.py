@@ -1,9 +1,6 @@
-"""Codecs: nested Python values as plain JSON, with their NumPy arrays beside it; without pickle.
+"""Codec: nested values that the user's function returns as plain JSON, with their NumPy arrays beside it.
 
-| codec | leaves | tuples | for |
-|---|---|---|---|
-| `encode_tree` | arrays only | stay tuples (`Weighted` too) | batches and weights of a parameter-server run |
-| `encode_value` | JSON values and arrays | become lists | values that the user's function returns |
+Without pickle; tuples become lists. `pytree.encode_tree` is the one for trees of arrays.
 """
 
 from __future__ import annotations
@@ -13,37 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data.pytree import Weighted
 from isotrain.core.errors import IsotrainError
 
 _ARRAY = "__array__"
-
-
-def encode_tree(tree: Any, arrays: list[np.ndarray]) -> Any:
-    """Encodes a tree of arrays, of any shapes and dtypes; appends its leaves to `arrays`."""
-    if isinstance(tree, Weighted):
-        return {"weighted": [encode_tree(part, arrays) for part in tree]}
-    if isinstance(tree, tuple):
-        return {"tuple": [encode_tree(part, arrays) for part in tree]}
-    if isinstance(tree, dict):
-        return {"dict": [[name, encode_tree(part, arrays)] for name, part in tree.items()]}
-    if tree is None:
-        return None
-    arrays.append(np.asarray(tree))
-    return len(arrays) - 1
-
-
-def decode_tree(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
-    """Inverse of `encode_tree`; the arrays keep shape and dtype."""
-    if plain is None:
-        return None
-    if isinstance(plain, int):
-        return arrays[plain]
-    if "weighted" in plain:
-        return Weighted(*(decode_tree(part, arrays) for part in plain["weighted"]))
-    if "tuple" in plain:
-        return tuple(decode_tree(part, arrays) for part in plain["tuple"])
-    return {name: decode_tree(part, arrays) for name, part in plain["dict"]}
 
 
 def encode_value(value: Any) -> tuple[Any, list[np.ndarray]]:

@@ -130,10 +130,10 @@ def _exit_code(error: BaseException) -> int:
 
 def _read_job(arrays: int) -> tuple[Job, ResolvedSpec]:
     """Receives the job, and selects the plugins that it was made with."""
-    from isotrain.core.launching.processes.job_pickle import receive
     from isotrain.core.plugins import selection
     from isotrain.core.plugins.manager import plugin_manager
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
+    from isotrain.core.system.pickling import receive
 
     job = receive(sys.stdin.buffer, arrays)
     os.close(arrays)

@@ -19,8 +19,8 @@ import pytest
 
 import isotrain
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.launching.processes.job_pickle import Payload, receive
 from isotrain.core.launching.processes.ports import PORTS, Ports
+from isotrain.core.system.pickling import Payload, receive
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 

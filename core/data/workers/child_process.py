@@ -14,7 +14,7 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from isotrain.core.data.workers.channel import Channel
@@ -48,20 +48,28 @@ class ChildProcess:
         _children.add(self)
 
     @classmethod
-    def spawn(cls, serve: str, variables: Mapping[str, str]) -> ChildProcess:
+    def spawn(
+        cls,
+        serve: str,
+        variables: Mapping[str, str],
+        arguments: Sequence[Any] = (),
+        descriptors: Sequence[int] = (),
+    ) -> ChildProcess:
         """Starts a new interpreter with this one's `sys.path`.
 
         Args:
-            serve: `module:name` of a function of the channel.
+            serve: `module:name` of a function of the channel and the arguments.
             variables: Environment variables to set besides those of this process.
+            arguments: Arguments of the function, JSON values.
+            descriptors: File descriptors that the process inherits.
         """
         here, there = socket.socketpair()
         waiting, lifeline = os.pipe()
         with there, os.fdopen(waiting, "rb"):
             process = subprocess.Popen(
-                command_line(f"{__name__}:main", serve, there.fileno(), waiting),
+                command_line(f"{__name__}:main", serve, there.fileno(), waiting, arguments),
                 stdin=subprocess.PIPE,
-                pass_fds=(there.fileno(), waiting),
+                pass_fds=(there.fileno(), waiting, *descriptors),
                 env={**os.environ, **variables},
             )
         assert process.stdin is not None
@@ -135,9 +143,13 @@ def close_all(children: Iterable[ChildProcess]) -> None:
         child.close()
 
 
-def main(serve: str, connection: int, waiting: int) -> None:
+def main(serve: str, connection: int, waiting: int, arguments: Sequence[Any]) -> None:
     """The main program of a spawned process."""
-    _serve(load_function(serve), socket.socket(fileno=connection), waiting)
+    _serve(
+        lambda channel: load_function(serve)(channel, *arguments),
+        socket.socket(fileno=connection),
+        waiting,
+    )
 
 
 def _serve(serve: Serve, connection: socket.socket, waiting: int) -> None:
@@ -146,6 +158,7 @@ def _serve(serve: Serve, connection: socket.socket, waiting: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches it too
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     code = 1
     try:
         serve(Channel(connection))

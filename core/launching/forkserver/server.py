@@ -28,7 +28,7 @@ _WORKER_IMPORTS = (
     "isotrain.core.worker.entry_points",
     "isotrain.core.session.session",
     "isotrain.core.contracts.job",
-    "isotrain.core.launching.processes.job_pickle",
+    "isotrain.core.system.pickling",
     "isotrain.core.launching.run_directory.return_values",
     "isotrain.core.plugins.resolved_spec",
 )

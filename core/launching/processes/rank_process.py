@@ -26,12 +26,12 @@ from isotrain.core.contracts.reporter import (
 )
 from isotrain.core.launching.forkserver.process_handle import ProcessArgs, ProcessHandle
 from isotrain.core.launching.forkserver.process_starter import ProcessStarter
-from isotrain.core.launching.processes.job_pickle import Payload
 from isotrain.core.launching.processes.process_tree import run_processes
 from isotrain.core.launching.run_directory.pipes import LineReader
 from isotrain.core.launching.run_directory.run_directory import rank_log
 from isotrain.core.system.deadline import Deadline
 from isotrain.core.system.interpreter_start import startup_line
+from isotrain.core.system.pickling import Payload
 from isotrain.core.system.process_activity import activity, waits
 from isotrain.core.system.standard_streams import enlarge_pipe
 

@@ -94,7 +94,7 @@ def build_session_context(
     if spec.checkpoint is not None:
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
-    loaders = DataLoaders(spec, plan, group, load_data(spec))
+    loaders = DataLoaders(spec, plan, group, load_data(spec), context)
     require_same_data(group, loaders.data, context.rank, plan)
     initial_weights = load_initial_weights(spec, plan, group, resumes=resumes)
     model_stats = _model_stats(spec, group, loaders, initial_weights)

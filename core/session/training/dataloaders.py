@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.collate import Collate, Padding
 from isotrain.core.data.dataset import DataSet, as_dataset, changed
@@ -27,11 +29,13 @@ from isotrain.core.data.sources import (
     as_source,
     collates,
     source_notes,
+    source_workers,
     stream,
 )
 from isotrain.core.data.streaming.rebatch import never_on_device
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import class_weighted, split
+from isotrain.core.data.worker_settings import WorkerSettings
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.collate import Pad
@@ -114,7 +118,14 @@ class DataLoaders:
         has_custom_batches: Whether a step may have been taken with samples that are not those of the data.
     """
 
-    def __init__(self, spec: TrainingSpec, plan: Plan, group: ReplicaGroup, data: DataSet) -> None:
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        plan: Plan,
+        group: ReplicaGroup,
+        data: DataSet,
+        context: ProcessContext,
+    ) -> None:
         self.data = data
         self.has_custom_batches = False
         self._spec = spec
@@ -124,6 +135,9 @@ class DataLoaders:
         self._shares_cores = plan.backend_config.device == "cpu"
         self._group = group
         self._collate = collate_of(spec)
+        self._local_rank, self._local_world_size = context.local_rank, context.local_world_size
+        self._loaders: dict[int, Loader] = {}  # of validation sets by `id`, with their workers
+        self._training_loader: Loader | None = None
         self._transform = None if spec.transform is None else import_strings.resolve(spec.transform)
 
     @property
@@ -152,7 +166,10 @@ class DataLoaders:
 
     def training(self) -> Loader:
         """The loader of training batches for the local replicas."""
-        return self._training(self._group.local_replicas, self.to_device)
+        workers = self._workers(self.data.train)
+        loader = self._training(self._group.local_replicas, self.to_device, workers)
+        self._training_loader = loader
+        return loader
 
     def samples(self, step: int) -> Batch | None:
         """The batch of a step, for all replicas, as NumPy arrays; None where it cannot be read again."""
@@ -161,9 +178,33 @@ class DataLoaders:
         if is_stream or self.has_custom_batches:
             return None
         all_replicas = tuple(range(self._group.replicas))
-        return next(self._training(all_replicas, None).from_step(step))
+        workers = self._workers(train)
+        here = None if workers is None else replace(workers, count=0)
+        return next(self._training(all_replicas, None, here).from_step(step))
 
-    def _training(self, local_replicas: Sequence[int], to_device: ToDevice | None) -> Loader:
+    def _workers(self, source: Any) -> WorkerSettings | None:
+        """Settings of this process's workers: its part of the host's, at least one of them.
+
+        Those of the spec come before those of a DataLoader, whose `worker_init_fn` stays.
+        """
+        options, settings = self._spec.loader, source_workers(source)
+        if options.workers is not None:
+            own = settings or WorkerSettings(0)
+            settings = replace(
+                own, count=options.workers, prefetch=options.prefetch, start=options.start
+            )
+        if settings is None:
+            return None
+        count, rest = divmod(settings.count, self._local_world_size)
+        count = max(count + (self._local_rank < rest), min(settings.count, 1))
+        return replace(settings, count=count, timeout=0.9 * self._spec.timeouts.progress)
+
+    def _training(
+        self,
+        local_replicas: Sequence[int],
+        to_device: ToDevice | None,
+        workers: WorkerSettings | None,
+    ) -> Loader:
         return Loader(
             self.data.train,
             global_batch_size=self._global_batch_size,
@@ -182,7 +223,9 @@ class DataLoaders:
             epoch_steps=self._spec.epoch_steps,
             to_device=to_device,
             is_on_device=never_on_device if to_device is None else self._group.is_on_device,
+            prefetch=self._spec.loader.prefetch,
             shares_cores=self._shares_cores,
+            workers=workers,
             state_seconds=None if self._spec.checkpoint is None else STREAM_STATE_SECONDS,
         )
 
@@ -221,8 +264,26 @@ class DataLoaders:
             return source
         return with_collate(source, self._collate)
 
-    def evaluation(self, source: Any) -> Loader:
-        """The loader of one unshuffled pass over a data set, for the local replicas."""
+    def evaluation(self, source: Any) -> Iterator[Batch]:
+        """One unshuffled pass over a data set, for the local replicas.
+
+        Worker processes stay for the next pass if the data set is one of the validation sets.
+        """
+        loader = self._loaders.get(id(source)) or self._evaluation_loader(source)
+        if any(source is each for each in self.data.all_validation.values()):
+            self._loaders[id(source)] = loader
+            yield from loader
+        else:
+            with contextlib.closing(loader):
+                yield from loader
+
+    def close(self) -> None:
+        """Ends all worker processes."""
+        for loader in (self._training_loader, *self._loaders.values()):
+            if loader is not None:
+                loader.close()
+
+    def _evaluation_loader(self, source: Any) -> Loader:
         return Loader(
             source,
             global_batch_size=self._spec.evaluation.batch or self._global_batch_size,
@@ -233,7 +294,9 @@ class DataLoaders:
             epochs=1,
             to_device=self.to_device,
             is_on_device=self._group.is_on_device,
+            prefetch=self._spec.loader.prefetch,
             shares_cores=self._shares_cores,
+            workers=self._workers(source),
         )
 
     def to_device(self, array: np.ndarray) -> Any:

@@ -23,7 +23,7 @@ from unit.data.stream_samples import INPUTS, TARGETS, Pairs, given_by
 from isotrain.core.data.arrays import ArraySource, arrays
 from isotrain.core.data.map_style import MapStyle
 from isotrain.core.data.order.samples import Samples
-from isotrain.core.data.sources import as_source, sample_stream, source_notes
+from isotrain.core.data.sources import as_source, sample_stream, source_workers
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import class_weighted, split
 from isotrain.core.errors import DataError
@@ -52,14 +52,14 @@ def test_samples_of_a_torch_loader_are_gathered():
     assert gathered(single) == expected
 
 
-def test_unused_workers_are_noted():
-    parts = split(as_source(DataLoader(Pairs(), batch_size=3, num_workers=2)), 0.25)
-    for part in parts:
-        (note,) = source_notes(class_weighted(part, {0: 2.0}))
-        assert "the 2 worker processes of the DataLoader are not used" in note
+def test_workers_of_a_loader_are_taken_over():
+    source = as_source(DataLoader(Pairs(), batch_size=3, num_workers=2, prefetch_factor=5))
+    for part in split(source, 0.25):
+        settings = source_workers(class_weighted(part, {0: 2.0}))
+        assert (settings.count, settings.prefetch, settings.start) == (2, 5, "spawn")
     tensors = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
-    for unused in (DataLoader(tensors, num_workers=2), DataLoader(Pairs()), (INPUTS, TARGETS)):
-        assert not [*source_notes(as_source(unused))]
+    for without in (DataLoader(tensors, num_workers=2), DataLoader(Pairs()), (INPUTS, TARGETS)):
+        assert source_workers(as_source(without)) is None
 
 
 def test_a_collate_function_is_used():

@@ -16,11 +16,10 @@ import pytest
 
 from isotrain.core.contracts.process import ProcessContext, ProcessInfo, ServerConnection
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.data.pytree import Weighted
+from isotrain.core.data.pytree import Weighted, decode_tree, encode_tree
 from isotrain.core.errors import PeerLostError
 from isotrain.core.parameter_server.worker import serve
 from isotrain.core.transport import auth
-from isotrain.core.transport.codec import decode_tree, encode_tree
 from isotrain.core.transport.connection import Connection, ConnectionLostError, connect
 from isotrain.core.transport.server import (
     AuthenticatedServer,

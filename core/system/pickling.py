@@ -1,4 +1,4 @@
-"""Sends a job to the rank processes: pickle protocol 5 over a pipe, with large buffers in one mapped file."""
+"""Sends a value to processes of this program: pickle protocol 5, with large buffers in one mapped file."""
 
 from __future__ import annotations
 
@@ -6,52 +6,76 @@ import json
 import mmap
 import os
 import pickle
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 import cloudpickle
 
 from isotrain.core.errors import IsotrainError
+from isotrain.core.system.interpreter_start import FILE_MODULE
 
 _LARGE_BYTES = 1 << 20
 _ALIGNMENT = 64
+_MAX_DEPTH = 8  # of the name of what cannot be pickled: objects may refer to each other
 
 
 class Payload:
-    """An object, pickled once for all processes of a run.
+    """An object, pickled once for several processes.
 
-    Arrays of at least 1 MiB are written to an unnamed file in the run directory, which every process maps
-    copy-on-write: they are in memory once, however many processes there are. The rest is pickled, and goes
-    through a pipe.
+    Arrays of at least 1 MiB are written to an unnamed file, which every process maps copy-on-write: they are
+    in memory once, however many processes there are. The rest is pickled, and goes through a pipe.
 
     Attributes:
         descriptor: File descriptor of the file with the large arrays.
-        stream: Bytes for the standard input of each process.
+        stream: Bytes for each process.
     """
 
-    def __init__(self, value: Any, folder: Path) -> None:
+    def __init__(
+        self,
+        value: Any,
+        folder: Path | None,
+        receivers: str = "the processes of the run",
+        advice: str = "inside the function",
+    ) -> None:
         """Pickles a value.
 
         Args:
             value: Any value that cloudpickle can pickle.
-            folder: Folder for the file with the large arrays.
+            folder: Folder for the file with the large arrays; None: it is in memory.
+            receivers: The processes, for an error.
+            advice: Where to create what cannot be pickled, for an error.
 
         Raises:
             IsotrainError: Part of the value cannot be pickled.
-            OSError: The arrays cannot be written to `folder`.
+            OSError: The arrays cannot be written.
         """
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - close() closes it
+        self._file: IO[bytes] = (
+            os.fdopen(os.memfd_create("isotrain-pickle"), "w+b")
+            if folder is None
+            else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - close() closes it
+        )
         try:
             spans: list[tuple[int, int]] = []
-            pickled = _pickled(value, lambda buffer: self._keep_in_stream(buffer, spans))
+            pickled = _pickled(
+                value, lambda buffer: self._keep_in_stream(buffer, spans), receivers, advice
+            )
             self._file.flush()
         except BaseException:
             self.close()
             raise
         self.descriptor = self._file.fileno()
         self.stream = json.dumps(spans).encode() + b"\n" + pickled
+
+    def append_stream(self) -> int:
+        """Appends the stream to the file, for processes without a pipe; returns where it begins."""
+        start = self._file.seek(0, os.SEEK_END)
+        self._file.write(self.stream)
+        self._file.flush()
+        return start
 
     def _keep_in_stream(self, buffer: pickle.PickleBuffer, spans: list[tuple[int, int]]) -> bool:
         """Buffer callback of pickle: writes a large buffer to the file; True keeps a small one in-band."""
@@ -68,23 +92,26 @@ class Payload:
         self._file.close()
 
 
-def _pickled(value: Any, buffer_callback: Any) -> bytes:
+def _pickled(value: Any, buffer_callback: Any, receivers: str, advice: str) -> bytes:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(FILE_MODULE):  # others cannot import it by that name
+            cloudpickle.register_pickle_by_value(module)
     try:
         pickled: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
     except OSError:
         raise
     except Exception as error:  # an object's pickling may raise anything
         raise IsotrainError(
-            f"{_unpicklable_part(value)} cannot be sent to the processes of the run:"
-            f" {type(error).__name__}: {error}. Create what cannot be pickled (open files, locks,"
-            " connections, generators) inside the function, so that every process creates its own."
+            f"{_unpicklable_part(value)} cannot be sent to {receivers}: {type(error).__name__}: {error}."
+            f" Create what cannot be pickled (open files, locks, connections, generators) {advice}, so that"
+            " every process creates its own."
         ) from error
     return pickled
 
 
 def _unpicklable_part(value: Any, path: str = "") -> str:
     """Dotted name of the innermost field that cannot be pickled."""
-    for name, part in _parts(value).items():
+    for name, part in _parts(value).items() if path.count(".") < _MAX_DEPTH else ():
         try:
             cloudpickle.dumps(part, protocol=5, buffer_callback=lambda buffer: False)
         except Exception:
@@ -95,16 +122,14 @@ def _unpicklable_part(value: Any, path: str = "") -> str:
 def _parts(value: Any) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return {str(name): part for name, part in value.items()}
-    if type(value).__module__.startswith("isotrain."):
-        return getattr(value, "__dict__", {})
-    return {}
+    return {} if isinstance(value, type | ModuleType) else getattr(value, "__dict__", {})
 
 
 def receive(stream: IO[bytes], descriptor: int) -> Any:
-    """Unpickles the value of a `Payload` in a rank process.
+    """Unpickles the value of a `Payload` in a process that receives it.
 
     Args:
-        stream: Pipe to which the payload's `stream` is written.
+        stream: The payload's `stream`.
         descriptor: Inherited duplicate of the payload's `descriptor`.
     """
     spans = json.loads(stream.readline())
