@@ -83,7 +83,7 @@ def nearest(name: str, available: Iterable[str]) -> str | None:
 
     If several contain all words of `name` (`mean` in `mean_squared_error`), it is ambiguous: None.
     """
-    by_lower_case = {each.lower(): each for each in available}
+    by_lower_case = {each.lower(): each for each in available if not each.startswith("__")}
     wanted = name.lower()
     near = _matches_by_words(wanted, by_lower_case)
     if near is None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from isotrain.core.cli.command import Command
 from isotrain.core.cli.commands.checkpoint import add_checkpoint
 from isotrain.core.cli.commands.compare import COMPARE, REPORT
+from isotrain.core.cli.commands.completion import COMPLETION
 from isotrain.core.cli.commands.diagnose import CHECK, PARITY
 from isotrain.core.cli.commands.find import FIND
 from isotrain.core.cli.commands.init import INIT
@@ -20,54 +24,54 @@ from isotrain.core.system.version import VERSION
 
 _EXAMPLES = """\
 examples:
-  isotrain doctor                                          find out what works on this machine
-  isotrain plan digits.yaml --backend torch-ddp --replicas 2
-  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
-  isotrain run digits.yaml --backend torch-ddp --replicas 2
+  isotrain init spirals                                    write a spec, a model and data to start from
+  isotrain run train.yaml --replicas 2                     train it
+  isotrain check train.yaml --backend torch-ddp --replicas 1,2
+  isotrain compare train.yaml --replicas 1,2               which backend is fastest here
 
 `isotrain COMMAND --help` explains a command."""
-_COMMANDS = (
-    INIT.add_to,
-    RUN.add_to,
-    RESUME.add_to,
-    PLAN.add_to,
-    COMPARE.add_to,
-    REPORT.add_to,
-    CHECK.add_to,
-    PARITY.add_to,
-    FIND.add_to,
-    PREDICT.add_to,
-    EVALUATE.add_to,
-    add_checkpoint,
-    EXPORT.add_to,
-    BACKENDS.add_to,
-    STRATEGIES.add_to,
-    RUNS.add_to,
-    LOGS.add_to,
-    LAUNCHERS.add_to,
-    CLUSTER_INFO.add_to,
-    PLUGINS.add_to,
-    DOCTOR.add_to,
-    CONFORMANCE.add_to,
-    NEW_PLUGIN.add_to,
-    SCHEMA.add_to,
-)
-"""The functions that add the commands."""
+_CHECKPOINT = "checkpoint", "show, compare, verify, export and prune checkpoints", add_checkpoint
+_GROUPS: Mapping[str, Sequence[Command | tuple[str, str, Callable[[Any], None]]]] = {
+    "train": (INIT, RUN, RESUME, PLAN),
+    "check and compare": (CHECK, COMPARE, REPORT, PARITY, FIND),
+    "use what was trained": (PREDICT, EVALUATE, EXPORT, _CHECKPOINT),
+    "look at runs and this machine": (
+        *(RUNS, LOGS, BACKENDS, STRATEGIES, LAUNCHERS, DOCTOR, CLUSTER_INFO, PLUGINS),
+        *(SCHEMA, COMPLETION),
+    ),
+    "write a backend or a strategy": (NEW_PLUGIN, CONFORMANCE),
+}
+"""Commands by the heading of their group in `--help`; each by its name, summary and what adds it."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of all commands and their arguments."""
+    groups = {
+        heading: [
+            each if isinstance(each, tuple) else (each.name, each.summary, each.add_to)
+            for each in commands
+        ]
+        for heading, commands in _GROUPS.items()
+    }
+    listed = (
+        "\n".join([f"{heading}:", *(f"  {name:14}{summary}" for name, summary, _ in commands)])
+        for heading, commands in groups.items()
+    )
     top = Parser(
         prog="isotrain",
-        description="Trains one spec under any data-parallel backend, with the same result.",
+        usage="isotrain COMMAND ...",
+        description="Trains one spec under any data-parallel backend, with the same result.\n\n"
+        + "\n\n".join(listed),
         epilog=_EXAMPLES,
         formatter_class=HelpLayout,
     )
     top.add_argument("--version", action="version", version=f"isotrain {VERSION}")
-    commands = top.add_subparsers(
-        title="commands", dest="command", metavar="COMMAND", required=True
+    added = top.add_subparsers(
+        prog="isotrain", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
     )
-    for add in _COMMANDS:
-        add(commands)
-    top.commands = commands.choices
+    for commands in groups.values():
+        for _, _, add in commands:
+            add(added)
+    top.commands = added.choices
+    top.set_defaults(program=top)
     return top

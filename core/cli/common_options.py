@@ -43,6 +43,7 @@ def add_strategy_argument(command: argparse.ArgumentParser) -> None:
 def add_backend_arguments(command: argparse.ArgumentParser, *, default: str | None = None) -> None:
     """Adds `--backend`, `--strategy`, `--launcher`, `--launcher-option` and `--replicas`."""
     command.add_argument(
+        "-b",
         "--backend",
         metavar="NAME[:COLLECTIVE]",
         help="backend to run on, such as tf-multiworker:ring; `isotrain backends` lists all (default: that"
@@ -51,6 +52,7 @@ def add_backend_arguments(command: argparse.ArgumentParser, *, default: str | No
     add_strategy_argument(command)
     add_launcher_arguments(command, default)
     command.add_argument(
+        "-n",
         "--replicas",
         type=positive_int,
         metavar="N",

@@ -109,8 +109,20 @@ def _run_or_exit(words: list[str]) -> int:
         return int(end.code or ExitCode.OK)
 
 
+def _as_options(words: list[str]) -> list[str]:
+    """Words where nothing, `help`, `help COMMAND` and `version` are the options that mean the same."""
+    match words:
+        case [] | ["help"]:
+            return ["--help"]
+        case ["help", *command]:
+            return [*command, "--help"]
+        case ["version"]:
+            return ["--version"]
+    return words
+
+
 def _run_command(words: list[str]) -> int:
-    options = parser().parse_args(words)
+    options = parser().parse_args(_as_options(words))
     command: Callable[[argparse.Namespace], ExitCode | None] = getattr(
         importlib.import_module(options.module), options.command.replace("-", "_")
     )

@@ -49,15 +49,22 @@ class Parser(argparse.ArgumentParser):
         commands: Parser of each command, by name; empty for the parser of a single command.
     """
 
-    commands: Mapping[str, Any] = {}
+    commands: Mapping[str, Parser] = {}
+
+    @property
+    def completions(self) -> list[str]:
+        """Long options that `--help` shows, and subcommands."""
+        shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+        names = (name for action in shown for name in action.option_strings)
+        return [*(name for name in names if name.startswith("--")), *self.commands]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self.register("action", None, StoreOnce)
 
     def error(self, message: str) -> NoReturn:
-        """Raises a `UsageError` with the usage of the command."""
-        raise UsageError(f"{message}\n{self.format_usage()}`{self.prog} --help` explains it.")
+        """Raises a `UsageError`."""
+        raise UsageError(f"{message}\n`{self.prog} --help` explains it.")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Any = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -61,8 +62,9 @@ def json_lines(stream: IO[str] | None = None, line_prefix: str = "") -> Iterator
 
 
 def automatic(plan: Plan) -> contextlib.AbstractContextManager[OnEvent]:
-    """A progress bar if standard error is a terminal, else plain lines."""
-    return bar(plan) if sys.stderr.isatty() else plain(plan)
+    """A progress bar if standard error is a terminal that can draw one, else plain lines."""
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return bar(plan) if is_terminal else plain(plan)
 
 
 def _resumed(event: Resumed) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -157,8 +158,8 @@ def _rendered(content: Table | Text) -> str:
     console = Console(
         file=stream,
         width=_width(),
-        force_terminal=terminal,
-        color_system="auto" if terminal else None,
+        force_terminal=terminal or None,
+        color_system="auto" if terminal or os.environ.get("FORCE_COLOR") else None,
         soft_wrap=False,
     )
     console.print(content)

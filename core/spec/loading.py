@@ -86,7 +86,8 @@ def load_spec(
     if loggers:
         fields["loggers"] = [*_logger_list(fields.get("loggers")), *loggers]
     fields.pop("$schema", None)
-    with as_spec_error(title):
+    changes = "".join(f" --set {override}" for override in overrides)
+    with as_spec_error(f"{title} with{changes}" if changes else title):
         spec = TrainingSpec.model_validate(
             fields, context={"folder": folder, "check_imports": check_imports}
         )
@@ -279,7 +280,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _parse(reader: Callable[[Path, str], Any], source: Path, text: str) -> dict[str, Any]:
-    """The table in a text, if it is not nested too deeply; an empty table for None."""
+    """The table in a text, if there is one and it is not nested too deeply."""
     try:
         value = reader(source, text)
     except ValueError as error:
@@ -287,7 +288,7 @@ def _parse(reader: Callable[[Path, str], Any], source: Path, text: str) -> dict[
     except RecursionError:
         raise _too_deep(source) from None
     if value is None:
-        return {}
+        raise SpecError(f"{source} is empty. `isotrain init` writes a spec to start from.")
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise SpecError(f"{source}: expected a table of fields at the top, got a {kind}")

@@ -258,7 +258,7 @@ def expected_of(field: FieldInfo) -> str:
     bounds = [*_bounds(field.metadata)]
     for kind in kinds:
         bounds += _bounds(getattr(kind, "__metadata__", ()))
-    words = " or ".join(_kind_text(kind) for kind in kinds)
+    words = " or ".join(dict.fromkeys(map(_kind_text, kinds)))
     text = f"{words} {' and '.join(bounds)}" if bounds else words
     return f"{text}, or null" if optional else text
 

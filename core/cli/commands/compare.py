@@ -23,12 +23,14 @@ def _add_cells_arguments(command: argparse.ArgumentParser) -> None:
     """Arguments that say what to compare."""
     add = command.add_argument
     add(
+        "-b",
         "--backend",
         action="append",
         metavar="NAME[:COLLECTIVE]",
         help="backend to measure; may be repeated (default: all that are available)",
     )
     add(
+        "-n",
         "--replicas",
         type=positive_ints,
         metavar="N,N",

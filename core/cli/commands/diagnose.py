@@ -21,6 +21,7 @@ from isotrain.core.cli.common_options import (
 def _add_check_arguments(command: argparse.ArgumentParser) -> None:
     add_spec_arguments(command)
     command.add_argument(
+        "-b",
         "--backend",
         action="append",
         required=True,
@@ -28,6 +29,7 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
         help="backend to check for, such as tf-multiworker:ring; may be repeated",
     )
     command.add_argument(
+        "-n",
         "--replicas",
         type=positive_ints,
         metavar="N,...",
@@ -55,6 +57,7 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
 def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
     add_spec_arguments(command)
     command.add_argument(
+        "-b",
         "--backend",
         required=True,
         action="append",
@@ -62,6 +65,7 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
         help="backend to run on, such as tf-mirrored; repeat it: the first is the reference",
     )
     command.add_argument(
+        "-n",
         "--replicas",
         type=positive_ints,
         metavar="N,N",

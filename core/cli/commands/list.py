@@ -119,6 +119,7 @@ def _add_plugins_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
+        "-b",
         "--backend",
         action="append",
         metavar="NAME",

@@ -179,11 +179,13 @@ def _add_evaluate_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_replica_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
+        "-b",
         "--backend",
         metavar="NAME[:COLLECTIVE]",
         help="backend (default: the run's)",
     )
     command.add_argument(
+        "-n",
         "--replicas",
         type=positive_int,
         metavar="N",

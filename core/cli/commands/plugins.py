@@ -26,11 +26,13 @@ def _add_conformance_arguments(command: argparse.ArgumentParser) -> None:
         "name", metavar="NAME", help="name of a backend (NAME[:COLLECTIVE]) or of a strategy"
     )
     command.add_argument(
+        "-b",
         "--backend",
         metavar="NAME[:COLLECTIVE]",
         help="backend to check the strategy on (default: the first that has what the strategy requires)",
     )
     command.add_argument(
+        "-n",
         "--replicas",
         type=int_from_two,
         default=2,

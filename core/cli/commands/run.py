@@ -180,7 +180,7 @@ def _add_run_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="new or empty folder for the run's files (default: runs/NAME-TIME)",
+        help="new or empty folder for the run's files (default: NAME-TIME in ISOTRAIN_RUNS, else in runs)",
     )
     command.add_argument(
         "--logger",
@@ -198,15 +198,12 @@ def _add_run_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--return-files",
         action="store_true",
-        help="with --json, --line-prefix and --run-dir: at the end, also print the run's files, for a program"
-        " that follows the run without access to its folder; one with access puts a file, named by the"
-        " prefix, beside the run directory, and none are printed",
+        help=argparse.SUPPRESS,
     )
     command.add_argument(
         "--internal-work",
         metavar="JSON",
-        help="with --json, --line-prefix and --run-dir: do this instead of training; `compare` and `parity`"
-        " pass it to the ranks that a launcher starts for them",
+        help=argparse.SUPPRESS,
     )
     command.add_argument(
         "--resume",
@@ -281,7 +278,7 @@ def _add_supervision_arguments(command: argparse.ArgumentParser) -> None:
         "--line-prefix",
         default="",
         metavar="TEXT",
-        help="with --json: a prefix of each JSON line, to tell it from what the training prints",
+        help=argparse.SUPPRESS,
     )
 
 

@@ -90,6 +90,51 @@ def test_every_command_is_implemented() -> None:
         assert callable(getattr(importlib.import_module(options.module), command))
 
 
+def test_nothing_help_and_version_are_options_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, option in (([], "--help"), (["help"], "--help"), (["version"], "--version")):
+        assert main(words) == main([option]) == ExitCode.OK
+        said = capsys.readouterr().out
+        assert said == said[: len(said) // 2] * 2
+    assert main(["help", "run"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert "usage: isotrain run" in text
+    assert not any(name in text for name in ("--internal-work", "--return-files", "--line-prefix"))
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == ExitCode.OK
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
+    assert set(COMMANDS) <= set(listed)
+
+
+def test_a_mistake_is_one_line_and_where_to_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "spec.yaml", "-n", "0"]) == ExitCode.USAGE
+    mistake, hint = capsys.readouterr().err.splitlines()
+    assert mistake.endswith("-n/--replicas: expected a whole number of at least 1, received '0'")
+    assert hint == "`isotrain run --help` explains it."
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["ru"], ["run", "runs"]),
+        (["run", "--rep"], ["--replicas"]),
+        (["checkpoint", "di"], ["diff"]),
+    ],
+)
+def test_bash_completes(
+    words: list[str], expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "bash"]) == ExitCode.OK
+    asked = f"COMP_WORDS=(isotrain {' '.join(words)}); COMP_CWORD={len(words)}; _isotrain"
+    program = f'{capsys.readouterr().out}\n{asked}; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == expected
+    for shell in ("zsh", "fish"):
+        assert main(["completion", shell]) == ExitCode.OK
+        assert "replicas" in capsys.readouterr().out
+
+
 def test_version(tmp_path: Path) -> None:
     assert isotrain("--version", folder=tmp_path).stdout == f"isotrain {VERSION}\n"
 
@@ -120,7 +165,7 @@ def test_exit_codes_are_documented() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "required: COMMAND"),
+        (["run"], "required: SPEC"),
         (["rn", "small.json"], "unknown command 'rn'. Did you mean 'run'?"),
         (["strategy"], "Did you mean 'strategies'?"),
         (
@@ -202,7 +247,10 @@ def test_exit_codes_are_documented() -> None:
         (["check", "small.json"], "--backend"),
         (["check", "small.json", "--backend", "torch-ddp", "--replicas", "1,0"], "at least 1"),
         (["check", "small.json", "--backend", "torch-ddp", "--ignore", "ISO99"], "ISO"),
-        (["check", "small.json", "--backend", "torch-ddp", "--set", "ignore=[ISO99]"], "ignore.0"),
+        (
+            ["check", "small.json", "--backend", "torch-ddp", "--set", "ignore=[ISO99]"],
+            "in small.json with --set ignore=[ISO99]",
+        ),
     ],
 )
 def test_wrong_usage(

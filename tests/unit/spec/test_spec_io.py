@@ -136,7 +136,7 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("s.json", '{"a": ' + "[" * 100_000, "s.json: it is nested too deeply"),
         ("s.json", '{"a": ' + "[" * 120 + "]" * 120 + "}", "s.json: it is nested too deeply"),
         ("s.yaml", "a: " + "{a: " * 120 + "1" + "}" * 120, "s.yaml: it is nested too deeply"),
-        ("s.yaml", "", "model: missing"),
+        ("s.yaml", "", "is empty"),
         ("s.toml", "epochs = 1\nseed = = 2\n", "s.toml, line 2, column 8: Invalid value"),
         ("s.toml", "epochs = 1\nepochs = 2\n", "s.toml, line 2, column 11: Cannot overwrite"),
         ("s.toml", "epochs = 1\nseed = [", "s.toml, line 2, column 9: "),
