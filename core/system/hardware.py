@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import subprocess
@@ -15,13 +16,25 @@ def cores() -> int:
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:
-    """Number of NVIDIA GPUs that a process with these environment variables sees (`CUDA_VISIBLE_DEVICES`)."""
+    """Number of NVIDIA GPUs that a process with these environment variables sees (`CUDA_VISIBLE_DEVICES`).
+
+    As in CUDA, entries after the first index that no GPU has are ignored; UUIDs are taken as they are.
+    """
     present = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     mask = variables.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         return present
-    listed = [entry for entry in mask.split(",") if entry.strip()]
-    return min(present, len([entry for entry in listed if entry.strip() != "-1"]))
+    entries = (entry.strip() for entry in mask.split(","))
+    seen = itertools.takewhile(lambda entry: _is_gpu(entry, present), entries)
+    return min(present, sum(1 for _ in seen))
+
+
+def _is_gpu(entry: str, present: int) -> bool:
+    """Whether an entry of `CUDA_VISIBLE_DEVICES` names one of the GPUs: by index, or by any UUID."""
+    try:
+        return 0 <= int(entry) < present
+    except ValueError:
+        return bool(entry)
 
 
 def gpu_memory_bytes(variables: Mapping[str, str] = os.environ) -> int | None:

@@ -22,3 +22,27 @@ def test_the_smallest_visible_gpu_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert hardware.gpu_memory_bytes({}) is None
     tool.unlink()
     assert hardware.gpu_memory_bytes({}) is None
+
+
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        (None, 4),
+        ("", 0),
+        ("-1", 0),
+        ("2", 1),
+        ("0, 3", 2),
+        ("0,9,1", 1),
+        ("1,-1,2", 1),
+        ("GPU-8f6,GPU-11c", 2),
+        ("MIG-5d2", 1),
+    ],
+)
+def test_gpus_are_seen_as_cuda_sees_them(
+    monkeypatch: pytest.MonkeyPatch, mask: str | None, seen: int
+) -> None:
+    """Entries count up to the first unknown index; device files stand in for a host with four GPUs."""
+    files = [Path(f"/dev/nvidia{name}") for name in ("0", "1", "2", "3", "ctl", "-uvm", "2-caps")]
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(files))
+    variables = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    assert hardware.visible_gpus(variables) == seen
