@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,3 +138,134 @@ def test_padding_changes_no_result(backend: str, replicas: int, variant: str) ->
         seen["predictions"], expected["predictions"], LENGTHS, strict=True
     ):
         np.testing.assert_allclose(row[:tokens], reference[:tokens], rtol=0, atol=1e-12)
+
+
+def module_of_static_lengths() -> Any:
+    """A module whose Python computes with the length of the tokens."""
+    import tensorflow as tf
+
+    class Tokens(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(np.linspace(-1, 1, TOKENS * TOKENS).reshape(TOKENS, -1))
+
+        def __call__(self, tokens: Any) -> Any:
+            length = int(tokens.shape[1])
+            return tf.reshape(tf.gather(self.table, tokens), (-1, length, TOKENS))
+
+    return Tokens()
+
+
+TRACES: list[int] = []
+
+
+def traced_loss(model: Any, batch: Any) -> Any:
+    """A loss of which Python is called once for each trace."""
+    TRACES.append(1)
+    return weighted_loss(model, batch)
+
+
+def trace_count(session: isotrain.Session, name: str) -> tuple[int, float | None]:
+    TRACES.clear()
+    for batch in session.batches():
+        session.step(batch)
+    return len(TRACES), session.last_loss
+
+
+def test_tensorflow_traces_a_few_times_for_any_number_of_lengths() -> None:
+    base = SPEC | {"loss": None, "objective": traced_loss, "global_batch_size": 2}
+    fixed = {"collate": {**SPEC["collate"], "to": 11}}
+    native = {"model": {"tensorflow": module_of_static_lengths}}
+    specs = {"any": base, "one": base | fixed, "static": base | native}
+    specs["static, one"] = base | native | fixed
+    seen = launched_in_turn(specs, trace_count, "tf-mirrored", 1)[0]
+    assert seen["any"][0] <= 3 * seen["one"][0], seen
+    for name, other in (("any", "one"), ("static", "static, one")):
+        assert seen[name][1] == pytest.approx(seen[other][1], abs=1e-12), name
+
+
+WORDS = np.array([["to", "be"], ["or", "not"], ["to", "be"], ["that", "is"], ["the", "question"]])
+
+
+def words() -> Any:
+    return WORDS, np.arange(5) % 2
+
+
+def lookup_model() -> Any:
+    from keras import Input, Sequential, layers
+
+    lookup = layers.StringLookup(vocabulary=sorted(set(WORDS.ravel())))
+    layer = [layers.Embedding(9, 4), layers.Flatten(), layers.Dense(2)]
+    return Sequential([Input((2,), dtype="string"), lookup, *layer])
+
+
+TEXT_SPEC = {
+    **{
+        name: SPEC[name]
+        for name in ("optimizer", "global_batch_size", "epochs", "device", "threads")
+    },
+    "model": lookup_model,
+    "data": words,
+    "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+    "global_batch_size": 2,
+}
+
+
+def looked_up(session: isotrain.Session, name: str) -> Any:
+    fit(session)
+    return session.predict((WORDS,))
+
+
+def test_tensorflow_takes_text() -> None:
+    (first,), *others = (
+        [each["text"] for each in launched_in_turn({"text": TEXT_SPEC}, looked_up, *cell)]
+        for cell in (("tf-mirrored", 1), ("tf-multiworker", 2))
+    )
+    np.testing.assert_array_equal(first[0], first[2])
+    for other in others[0]:
+        np.testing.assert_allclose(other, first, rtol=1e-5)
+
+
+def test_other_frameworks_refuse_text(tmp_path: Path) -> None:
+    spec = TEXT_SPEC | {"model": model, "data": words}
+    with pytest.raises(
+        isotrain.RunFailedError, match=r"data: they hold text, as \['.*numbers only"
+    ):
+        isotrain.run(spec, backend="torch-ddp", run_directory=tmp_path / "run")
+
+
+def classes() -> isotrain.DataSet:
+    samples = [(Texts()[index]["tokens"], index % 3) for index in range(SAMPLES)]
+    return isotrain.DataSet(isotrain.sources.MapStyle(samples))
+
+
+def classifier() -> Any:
+    from keras import Input, Sequential, layers
+
+    convolutions = [layers.Conv1D(4, 3, padding="causal", activation="relu") for _ in range(2)]
+    head = [layers.GlobalMaxPooling1D(), layers.Dense(3)]
+    return Sequential(
+        [
+            Input((None,), dtype="int64"),
+            layers.Embedding(TOKENS, 4),
+            *convolutions,
+            *head,
+        ]
+    )
+
+
+@pytest.mark.parametrize("backend", [param("torch-ddp"), param("tf-multiworker")])
+def test_stages_send_activations_of_any_length(backend: str, tmp_path: Path) -> None:
+    loss = {"name": "sparse_categorical_crossentropy", "from_logits": True}
+    changes = {"model": classifier, "data": classes, "loss": loss, "gradient_accumulation_steps": 2}
+    changes["collate"] = {"pad": {"inputs": 0}}
+    losses = []
+    for strategy in ("data-parallel", {"name": "pipeline", "options": {"stages": 2}}):
+        result = isotrain.run(
+            SPEC | changes | {"strategy": strategy},
+            backend=backend,
+            run_directory=tmp_path / str(len(losses)),
+            on_event=lambda _: None,
+        )
+        losses.append(result.history.loss)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=1e-12)

@@ -77,6 +77,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
     """One stage of one replica, which keeps only its own stage's weights up to date."""
 
     _communicator: PipelineCommunicator
+    _may_relax_shapes = False  # both ends of a transfer must know its shape
 
     def __init__(
         self, spec: TrainingSpec, communicator: PipelineCommunicator, cut: PipelineSplit

@@ -60,6 +60,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         strategy: `tf.distribute` strategy of the local replicas.
     """
 
+    _may_relax_shapes = True
+
     def __init__(
         self,
         spec: TrainingSpec,
@@ -102,7 +104,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             self._communicator.replica_index, self.replicas, self._communicator.sum
         )
         self._traced = TracedFunctions(
-            self.strategy, self._communicator, trainer.use_default_generator, trainer.step
+            self.strategy,
+            self._communicator,
+            trainer.use_default_generator,
+            trainer.step,
+            self._may_relax_shapes,
         )
         self._metrics = TracedMetrics(trainer, self._traced, self._totals)
         self._late_metric_state: list[tuple[dict[str, np.ndarray], int | None]] = []
@@ -425,7 +431,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._traced.on_replicas(replica)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        return self._traced.function("predict", self._trace_predictions)(list(inputs))
+        outputs: list[Any] = self._traced.on_inputs(self._trace_predictions, list(inputs))
+        return outputs
 
     def _trace_predictions(self, inputs: list[Any]) -> list[Any]:
         return self._traced.on_replicas(lambda position: self._trainer.predict(inputs[position]))

@@ -27,6 +27,27 @@ Weights: TypeAlias = "tf.Tensor | None"
 """Shape `[local replicas, micro_batches]`; None when every weight is 1."""
 
 _CACHED_TENSORS = 256
+_EXACT_SHAPES = 8
+"""Shapes of inputs for which predictions are traced each, before they are traced for axes of any length."""
+
+
+class _ShapeRelaxingFunction:
+    """A function traced for axes of any length once lengths differ, or for each length where it must know."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._traced = tf.function(function, autograph=False, reduce_retracing=True)
+        self._is_exact = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        try:
+            return self._traced(*arguments)
+        except (TypeError, ValueError):  # raised while it is traced, so nothing was computed
+            if self._is_exact:
+                raise
+            self._is_exact = True
+            self._traced = tf.function(self._function, autograph=False)
+            return self._traced(*arguments)
 
 
 class TracedFunctions:
@@ -38,6 +59,7 @@ class TracedFunctions:
         communicator: Communicator,
         use_default_generator: Callable[[], None],
         step: TensorFlowStepContext,
+        may_relax_shapes: bool = True,
     ) -> None:
         """Traces nothing yet.
 
@@ -46,12 +68,15 @@ class TracedFunctions:
             communicator: Communicator with all other replicas.
             use_default_generator: Called in each thread where a replica is traced; see `ReplicaTrainer`.
             step: Step context that gets the values of batches.
+            may_relax_shapes: Whether functions may be traced for axes of any length.
         """
+        self._may_relax = may_relax_shapes
         self._step = step
         self._strategy = strategy
         self._communicator = communicator
         self._use_default_generator = use_default_generator
         self._functions: dict[Any, Callable[..., Any]] = {}
+        self._predicts_any_shape = False
         self._tensors: dict[tuple[Any, ...], tf.Tensor] = {}
 
     def forget(self) -> None:
@@ -65,19 +90,22 @@ class TracedFunctions:
         """Calls the traced form of `trace(has_placeholders, micro_batches, weights, *tensors)` on a batch.
 
         It is traced anew where weights are needed, and where a micro-batch may be a placeholder. It gets
-        a flat list of tensors: nested arguments cost 100 microseconds more in each call.
+        a flat list of tensors: nested arguments cost 100 microseconds more in each call. Batches of varying
+        widths are traced for axes of any length once a second width comes.
         """
-        values = self._values(batch)
+        values, varies = self._values(batch), batch.varying_widths
         if batch.even and len(batch.slices[0]) == 1:
-            key = (name, _structure(batch), *batch.values)
-            function = self._cached(key, lambda: self._flat(trace, False, batch, has_weights=False))
+            key = (name, varies, _structure(batch), *batch.values)
+            function = self._cached(
+                key, lambda: self._flat(trace, False, batch, has_weights=False), varies
+            )
             return function(*_leaves(batch), *tensors, *values)
         weights = tuple(
             [tuple([micro_batch.weight for micro_batch in slices]) for slices in batch.slices]
         )
         has_placeholders = any(0.0 in slice_weights for slice_weights in weights)
-        key = (name, _structure(batch), len(weights[0]), has_placeholders, *batch.values)
-        function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch))
+        key = (name, varies, _structure(batch), len(weights[0]), has_placeholders, *batch.values)
+        function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
         return function(*_leaves(batch), self._tensor_of(weights), *tensors, *values)
 
     def on_counts(self, trace: Callable[..., Any], batch: Batch) -> None:
@@ -86,9 +114,20 @@ class TracedFunctions:
             [tuple([micro_batch.count for micro_batch in slices]) for slices in batch.slices]
         )
         has_placeholders = any(0 in slice_counts for slice_counts in counts)
-        key = ("evaluate", _structure(batch), len(counts[0]), has_placeholders, *batch.values)
-        function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch))
+        varies = batch.varying_widths
+        structure = _structure(batch)
+        key = ("evaluate", varies, structure, len(counts[0]), has_placeholders, *batch.values)
+        function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
         function(*_leaves(batch), self._tensor_of(counts), *self._values(batch))
+
+    def on_inputs(self, trace: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
+        """Calls the traced form of `trace(inputs)` on the inputs of each local replica."""
+        if self._predicts_any_shape:
+            return self._cached("predict any shape", lambda: trace, relaxes_shapes=True)(inputs)
+        function = self._cached("predict", lambda: trace)
+        outputs = function(inputs)
+        self._predicts_any_shape = function.experimental_get_tracing_count() >= _EXACT_SHAPES
+        return outputs
 
     def _values(self, batch: Batch) -> list[tf.Tensor]:
         """The values of a batch, scalars."""
@@ -134,11 +173,23 @@ class TracedFunctions:
         """The traced form of `trace`; of several with the same key, the first."""
         return self._cached(key, lambda: trace)
 
-    def _cached(self, key: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """The traced form of the function that `make` returns, cached by key."""
+    def _cached(
+        self, key: Any, make: Callable[[], Callable[..., Any]], relaxes_shapes: bool = False
+    ) -> Any:
+        """The traced form of the function that `make` returns, cached by key.
+
+        Args:
+            key: Hashable description of what the function computes.
+            make: Returns the function to trace, if there is none for the key.
+            relaxes_shapes: Whether to trace axes of any length once they differ, not each length anew.
+        """
         function = self._functions.get(key)
         if function is None:
-            function = self._functions[key] = tf.function(make(), autograph=False)
+            is_exact = not (relaxes_shapes and self._may_relax)
+            function = (
+                tf.function(make(), autograph=False) if is_exact else _ShapeRelaxingFunction(make())
+            )
+            self._functions[key] = function
         return function
 
     def on_replicas(self, replica: Callable[[int], Any], trains: bool = False) -> list[Any]:

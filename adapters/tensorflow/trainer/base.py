@@ -368,10 +368,7 @@ class ReplicaTrainer:
             scaled = self.update.scaled(loss)
         gradients = tape.gradient(scaled, self._values)
         self.metrics.update("train", micro_batch[1], predictions)
-        # Adam and similar optimizers mishandle sparse gradients in which an index occurs twice.
-        return weighted_loss, [
-            None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
-        ]
+        return weighted_loss, list(map(_dense, gradients, self._values))
 
     @contextlib.contextmanager
     def undo_placeholder(
@@ -484,6 +481,19 @@ class ReplicaTrainer:
     def predict(self, inputs: Any) -> Any:
         """The model's outputs in evaluation mode."""
         return as_plain_tree(self._forward(inputs))
+
+
+def _dense(gradient: Any, weight: tf.Variable) -> tf.Tensor | None:
+    """A gradient as a dense tensor of its weight's shape.
+
+    Adam and similar optimizers mishandle sparse gradients in which an index occurs twice. Where inputs may
+    have any length, TensorFlow does not know the shape, by which all replicas cut gradients into buckets.
+    """
+    if gradient is None:
+        return None
+    tensor = tf.convert_to_tensor(gradient)
+    tensor.set_shape(weight.shape)
+    return tensor
 
 
 def _initial_values(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]]:
