@@ -13,6 +13,7 @@ from isotrain.core.planning.single_sample_slices import (
     describe_single_samples,
 )
 from isotrain.core.spec.orders import ByLengthOrder
+from isotrain.core.spec.training_spec import TrainingSpec
 
 _MUCH = 8.0
 """Scaling factor from which a warm-up is advised: 256 to 2048 samples in Goyal et al. (2017)."""
@@ -97,6 +98,34 @@ def length(subject: Subject) -> Iterator[Hit]:
         epoch = spec.epoch_steps or sampler.steps_per_epoch(samples, batch, spec.drop_remainder)
         if spec.steps is not None and spec.steps % epoch:
             yield Hit("ISO211", "steps", f"{spec.steps} steps, {epoch} in an epoch", where)
+
+
+def never(subject: Subject) -> Iterator[Hit]:
+    """Averages and updates that begin after the last step."""
+    spec, samples = subject.spec, dict(subject.with_samples())
+    for target in subject.targets:
+        epoch = _steps_per_epoch(spec, _global(target), samples.get(target))
+        steps = spec.steps or (spec.epochs or 0) * epoch
+        if not steps:
+            continue
+        words = f"the run has {steps} steps"
+        average = spec.weight_average
+        if average is not None and average.start >= steps:
+            name = "ema" if spec.swa is None else "swa"
+            yield Hit("ISO219", f"{name}.start", f"{average.start}: {words}", (target.label,))
+        for name, update in (spec.updates or {}).items():
+            begin = update.from_epoch * epoch
+            first = begin + (update.every - 1 - begin) % update.every
+            if first >= steps:
+                yield Hit("ISO219", f"updates.{name}", words, (target.label,))
+
+
+def _steps_per_epoch(spec: TrainingSpec, batch: int, samples: int | None) -> int:
+    """Steps of an epoch; 0 where it is not known."""
+    by_tokens = isinstance(spec.order, ByLengthOrder) and spec.order.tokens is not None
+    if spec.epoch_steps is not None or samples is None or by_tokens:
+        return spec.epoch_steps or 0
+    return samples // batch if spec.drop_remainder else -(-samples // batch)
 
 
 def single_samples(subject: Subject) -> Iterator[Hit]:

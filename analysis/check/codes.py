@@ -268,6 +268,14 @@ _ALL = (
         " each sample another one of the global batch, for mixup and CutMix.",
     ),
     Rule(
+        "ISO219",
+        _WARNING,
+        "part of the spec never takes effect in the run",
+        "An average of the weights begins, or an update is due for the first time, after the last step. The"
+        " run ends with the weights themselves, or with weights that were never trained.",
+        "Begin earlier (`start`, `every`, `from_epoch`), train longer, or leave the field out.",
+    ),
+    Rule(
         "ISO301",
         _ERROR,
         "the loss is not a mean over samples",
@@ -314,6 +322,16 @@ _ALL = (
         "Replicas take local steps and communicate only now and then, or communicate gradients that are"
         " changed or late. The loss curve depends on the number of replicas by design.",
         "Use `data-parallel` where results must agree.",
+    ),
+    Rule(
+        "ISO306",
+        _NOTE,
+        "several updates change the same weights",
+        "Each update has an optimizer state of its own for them, and one undoes what another does: a"
+        " generator that also changes its critic makes the critic worse. An update without `weights` changes"
+        " all.",
+        "Name the weights of each update by patterns. If they are meant to share some, as in turns of head"
+        " and whole model, silence this code.",
     ),
     Rule(
         "ISO401",

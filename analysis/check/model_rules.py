@@ -8,10 +8,12 @@ from typing import Any
 from isotrain.analysis.check.subject import CheckTarget, Hit, Subject, labels
 from isotrain.core.contracts.backend.group_hooks import Trait
 from isotrain.core.data.refusals import LOSS
+from isotrain.core.errors import first_of
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.field_types import Component
 
 _SUM = "sum"
+_MAX_LISTED = 6
 
 
 def layers(subject: Subject) -> Iterator[Hit]:
@@ -129,6 +131,15 @@ def metrics(subject: Subject) -> Iterator[Hit]:
     for index, metric in enumerate(subject.spec.metrics):
         if metric.is_reference:
             yield Hit("ISO302", f"metrics.{index}", metric.label, labels(subject.several))
+
+
+def shared_weights(subject: Subject) -> Iterator[Hit]:
+    """Weights that several named updates change."""
+    for framework, probe in subject.probes.items():
+        where = [target for target in subject.targets if target.plan.framework == framework]
+        if probe.shared_weights:
+            detail = first_of(probe.shared_weights, _MAX_LISTED)
+            yield Hit("ISO306", "updates", detail, labels(where))
 
 
 def strategy(subject: Subject) -> Iterator[Hit]:

@@ -47,6 +47,7 @@ class ModelProbe:
         refuses_single_sample: Layer that cannot train on a slice of one sample; None if no layer failed
             or none was tried.
         refused: Reasons for which a run of several replicas is refused, by code.
+        shared_weights: Names of weights that several named updates change.
     """
 
     samples: int | None
@@ -56,6 +57,7 @@ class ModelProbe:
     model: ModelBytes | None = None
     refuses_single_sample: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    shared_weights: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ModelProbe:
@@ -66,7 +68,8 @@ class ModelProbe:
         )
         notes, model = tuple(fields["notes"]), ModelBytes(**fields["model"])
         measured = fields["samples"], tuple(traits), fields["fault"], notes, model
-        return cls(*measured, fields["refuses_single_sample"], fields["refused"])
+        refusals = fields["refuses_single_sample"], fields["refused"]
+        return cls(*measured, *refusals, tuple(fields["shared_weights"]))
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
         """The layers with a trait, each as `name (class)`."""

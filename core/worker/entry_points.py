@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.device_mesh import STAGE
@@ -167,6 +168,8 @@ def probe_step(session: Session) -> dict[str, Any]:
     from isotrain.core.session.training.context import model_bytes
 
     model = model_bytes(session.spec, session.group)
+    updates = session.group.updates.values()
+    names = Counter(name for each in updates for name in each.describe_state(("trainable",)))
     refusals = session.refusals()
     fault, refuses_single_sample = _try_step(session)
     return {
@@ -176,6 +179,7 @@ def probe_step(session: Session) -> dict[str, Any]:
         "refused": refusals,
         "fault": fault,
         "refuses_single_sample": refuses_single_sample,
+        "shared_weights": [name for name, count in names.items() if count > 1],
         "notes": [*session.state_notes(), *(session.step_notes() if fault is None else ())],
     }
 

@@ -160,3 +160,15 @@ def test_the_measured_plan_names_weights_of_no_update(backend: str) -> None:
     plan = isotrain.measured_plan(fields, backend=backend, replicas=2)
     (note,) = (note for note in plan.notes if "fit no update" in note)
     assert note.endswith("are not trained: d/d_hidden/bias, d/d_out/bias")
+
+
+def test_the_check_finds_shared_weights_and_updates_that_never_come() -> None:
+    fields = spec(MODELS["native"], ignore=["ISO1", "ISO4"])
+    assert not isotrain.check(fields, backends="torch-ddp", replicas=1).findings
+    fields["updates"]["critic"]["weights"] = "*"
+    fields["updates"]["generator"]["every"] = 9
+    found = isotrain.check(fields, backends="torch-ddp", replicas=1).findings
+    assert [(each.code, each.field, each.detail) for each in found] == [
+        ("ISO219", "updates.generator", "the run has 8 steps"),
+        ("ISO306", "updates", "g.0.weight, g.0.bias, g.2.weight, g.2.bias"),
+    ]

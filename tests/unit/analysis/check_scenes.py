@@ -161,6 +161,7 @@ class Scene:
         refused: What several replicas are refused for.
         weights: The bytes of each.
         refuses_single_sample: The layer that takes no slice of one sample.
+        shared_weights: Names of weights that several updates change.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -173,6 +174,7 @@ class Scene:
     refused: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[int, ...] = ()
     refuses_single_sample: str | None = None
+    shared_weights: tuple[str, ...] = ()
 
 
 Check = Callable[..., CheckResult]
@@ -253,6 +255,7 @@ CASES: dict[str, tuple[Scene, Scene]] = {
         Scene(refused={"ISO218": "others"}),
         Scene(refused={"ISO218": "others"}, replicas=(1,)),
     ),
+    "ISO219": (Scene({"ema": {"start": 12}}), Scene({"ema": {"start": 11}})),
     "ISO301": (Scene({"loss": SUMMED}), Scene({"loss": MEAN})),
     "ISO302": (Scene({"metrics": [own_metric]}), Scene({"metrics": ["mae"]})),
     "ISO303": (Scene({"loss": OWN}, BOTH), Scene({"loss": {"one": "mse", "two": "mse"}}, BOTH)),
@@ -261,6 +264,7 @@ CASES: dict[str, tuple[Scene, Scene]] = {
         Scene({"model": TABLE, "optimizer": DECOUPLED}, BOTH),
     ),
     "ISO305": (Scene({"strategy": "rounding"}), Scene({"strategy": "agreeing"})),
+    "ISO306": (Scene(shared_weights=("d/kernel",)), Scene()),
     "ISO401": (Scene(backends=("first", "missing")), Scene()),
     "ISO402": (Scene(backends=("first:beam",)), Scene(backends=("first:wire",))),
     "ISO403": (Scene(backends=("with-gpus",), replicas=(3,)), Scene(backends=("with-gpus",))),

@@ -78,6 +78,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
             model = {"weights": scene.weights, "fixed": 0, "slots": 2}
             seen = {"samples": scene.samples, "traits": traits, "model": model}
             seen |= {"fault": scene.fault, "refused": scene.refused, "notes": []}
+            seen |= {"shared_weights": scene.shared_weights}
             return {**seen, "refuses_single_sample": scene.refuses_single_sample}
 
         monkeypatch.setattr(checking, "probe_run", look)
@@ -268,7 +269,13 @@ def test_long_lists_of_layers_are_shortened(checked: Check, monkeypatch: Any) ->
     checked(scene)
     traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
     seen = {"samples": 96, "traits": traits, "model": {"weights": ()}}
-    seen |= {"fault": None, "refused": {}, "notes": [], "refuses_single_sample": None}
+    seen |= {
+        "fault": None,
+        "refused": {},
+        "notes": [],
+        "refuses_single_sample": None,
+        "shared_weights": (),
+    }
     monkeypatch.setattr(checking, "probe_run", lambda *given: seen)
     (finding,) = check(spec(), backends="first", replicas=2)
     assert len(finding.layers) == 7
