@@ -225,7 +225,7 @@ _ALL = (
         "the samples are not shuffled",
         "Every epoch takes the samples in the order of the data, and each replica gets neighbours. Sorted"
         " data makes one-sided batches, which matters most for layers that normalise over the local batch.",
-        "Set `shuffle` to true, or store the samples in a random order.",
+        "Set `shuffle` to true, choose another `order`, or store the samples in a random order.",
     ),
     Rule(
         "ISO215",

@@ -1,6 +1,6 @@
 """How do I train with a full recipe, as timm has it for images?
 
-Mixup in the stream of batches, label smoothing, AdamW without decay on biases and norms, a warm-up and a
+Mixup, label smoothing, AdamW without decay on biases and norms, a warm-up and a
 cosine, clipping, and an average of the weights, which the result has.
 
     python examples/by_need/timm_recipe.py
@@ -8,14 +8,13 @@ cosine, clipping, and an average of the weights, which the result has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import isotrain
 
-BATCH, CLASSES = 32, 4
+CLASSES = 4
 
 
 def model() -> Any:
@@ -35,37 +34,26 @@ def model() -> Any:
     )
 
 
-class Mixed:
-    """Batches of mixed images `[samples, 6, 6, 1]`, and probabilities of classes."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        labels = np.arange(90) % CLASSES
-        noise = np.random.default_rng(0).normal(size=(90, 6, 6, 1))
-        images, targets = noise + labels[:, None, None, None] / 2, np.eye(CLASSES)[labels]
-        random = np.random.default_rng([1, self.epoch])  # every epoch has draws of its own
-        self.epoch += 1
-        order = random.permutation(90)
-        for start in range(0, 90, BATCH):
-            rows = order[start : start + BATCH]
-            share, partners = random.beta(0.2, 0.2), random.permutation(rows)
-            yield (
-                share * images[rows] + (1 - share) * images[partners],
-                share * targets[rows] + (1 - share) * targets[partners],
-            )
-
-
 def data() -> isotrain.DataSet:
-    """The stream; its number of samples is known, so it is not read ahead to count them."""
-    return isotrain.DataSet(isotrain.sources.stream(Mixed(), samples=90))
+    """Images `[90, 6, 6, 1]`, and probabilities of classes, as mixed samples have them."""
+    labels = np.arange(90) % CLASSES
+    noise = np.random.default_rng(0).normal(size=(90, 6, 6, 1))
+    return isotrain.DataSet((noise + labels[:, None, None, None] / 2, np.eye(CLASSES)[labels]))
+
+
+def mixup(images: Any, targets: Any, random: Any) -> Any:
+    """Each image with another one of its global batch."""
+    others, other_targets, _ = random.partner()
+    share = random.uniform(0.5, 1.0)
+    mixed = share[:, None, None, None] * (images - others) + others
+    return mixed, share[:, None] * (targets - other_targets) + other_targets
 
 
 spec = isotrain.TrainingSpec(
     name="timm-recipe",
     model=model,
     data=data,
+    transform=mixup,
     loss={"name": "categorical_crossentropy", "from_logits": True, "label_smoothing": 0.125},
     optimizer={
         "name": "adamw",
@@ -76,7 +64,7 @@ spec = isotrain.TrainingSpec(
     schedule={"name": "cosine", "warmup_steps": 2},
     clip={"global_norm": 0.5},
     ema=0.875,
-    global_batch_size=BATCH,
+    global_batch_size=32,
     steps=9,
 )
 

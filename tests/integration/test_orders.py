@@ -43,6 +43,19 @@ def joined() -> Any:
     return isotrain.sources.joined(parts)
 
 
+def texts() -> Any:
+    random = np.random.default_rng(3)
+    samples = [random.integers(9, size=length) for length in LENGTHS]
+    return isotrain.sources.MapStyle([(sample[:-1], sample[1:]) for sample in samples])
+
+
+def text_model() -> Any:
+    import keras
+
+    embedding, dense = keras.layers.Embedding(9, 4), keras.layers.Dense(9)
+    return keras.Sequential([keras.Input((None,), dtype="int64"), embedding, dense])
+
+
 def joined_model() -> Any:
     import keras
 
@@ -91,6 +104,7 @@ def spec(order: Any, **fields: Any) -> dict[str, Any]:
     }
 
 
+TEXTS_BY_LENGTH = {"name": "by-length", "lengths": "inputs", "tokens": 60}
 TOKENS = {"name": "by-length", "lengths": lengths, "buckets": [4, 8, 12], "tokens": 64}
 SPECS = {
     "by length, accumulated": spec(
@@ -100,6 +114,18 @@ SPECS = {
     "balanced": spec({"name": "balanced", "by": classes}),
     "repeated": spec({"name": "repeated", "times": 4}, transform=noisy),
     "call": spec(easiest_first),
+    "padded, accumulated": spec(
+        TEXTS_BY_LENGTH,
+        data=texts,
+        model=text_model,
+        loss={
+            "name": "sparse_categorical_crossentropy",
+            "from_logits": True,
+            "ignore_class": -1,
+        },
+        collate={"pad": {"inputs": 0, "targets": -1}},
+        gradient_accumulation_steps=2,
+    ),
     "partners": spec(None, transform=mixed, shuffle=False),
     "mixture": spec(None, data=mixture),
     "joined": spec(None, data=joined, model=joined_model, loss={"a": "mse", "b": "mse"}),
@@ -164,6 +190,7 @@ def test_a_resumed_run_continues_within_a_pass(tmp_path: Path) -> None:
         )
         losses.append(result.final_loss)
     assert losses[2] == pytest.approx(losses[0], rel=1e-11)
+    assert "order: global batches have 5 to 9 samples" in result.plan.notes
     with pytest.raises(isotrain.IsotrainError, match=r"order.tokens: 64 in the checkpoint, 72 now"):
         isotrain.run(
             {**fields, "order": {**TOKENS, "tokens": 72}},

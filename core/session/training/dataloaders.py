@@ -162,7 +162,10 @@ class DataLoaders:
     def notes(self) -> list[str]:
         """Plan notes on options of the user's own data loaders that are not honoured, without repeats."""
         sources = (self.data.train, *self.data.all_validation.values())
-        return list(dict.fromkeys(each for source in sources for each in source_notes(source)))
+        notes = [each for source in sources for each in source_notes(source)]
+        if self._order is not None and len(sizes := self._order.batch_sizes) > 2:
+            notes.append(f"order: global batches have {min(sizes)} to {max(sizes)} samples")
+        return list(dict.fromkeys(notes))
 
     def training(self) -> Loader:
         """The loader of training batches for the local replicas."""
