@@ -190,7 +190,7 @@ def test_a_resumed_run_continues_within_a_pass(tmp_path: Path) -> None:
         )
         losses.append(result.final_loss)
     assert losses[2] == pytest.approx(losses[0], rel=1e-11)
-    assert "order: global batches have 5 to 9 samples" in result.plan.notes
+    assert "order: global batches have 5 to 9 samples" in result.plan["notes"]
     with pytest.raises(isotrain.IsotrainError, match=r"order.tokens: 64 in the checkpoint, 72 now"):
         isotrain.run(
             {**fields, "order": {**TOKENS, "tokens": 72}},
