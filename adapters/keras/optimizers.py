@@ -114,7 +114,7 @@ def _own_optimizer(
             "optimizer.custom: it returned a LossScaleOptimizer. Return the optimizer inside of it:"
             " losses are scaled with precision float16, as loss_scale says."
         )
-    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+    if type(optimizer).__name__ == "MultiOptimizer":  # which older versions of Keras lack
         raise SpecError(
             "optimizer.custom: it returned a MultiOptimizer, whose optimizers have a rate each, and a"
             " step has one. Return an optimizer that is not made of others."

@@ -11,11 +11,11 @@ from typing import Any, Literal, Self, Union, get_args, get_origin
 from pydantic import (
     BaseModel,
     ConfigDict,
-    ModelWrapValidatorHandler,
     ValidationError,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from isotrain.core.errors import SpecError, nearest, whether_meant

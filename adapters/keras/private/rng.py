@@ -10,11 +10,13 @@ import keras
 import numpy as np
 from keras.src import backend
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, draw_seed
+from keras.src.random.seed_generator import draw_seed
 
 from isotrain.adapters.common.private_api import PrivateApiProbe, require
 from isotrain.adapters.keras.private.misc import patched_attribute
 
+_DEFAULT_GENERATOR = "global_seed_generator"
+"""Name of Keras' global seed generator, for which older versions have no constant."""
 _SEED_STATE = "seed_generator_state"
 
 
@@ -72,11 +74,11 @@ def _probe_shifted_seeds() -> None:
 
 def set_default_generator(generator: keras.random.SeedGenerator | None) -> None:
     """Sets this thread's global seed generator, which Keras draws from when no seed is passed."""
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+    global_state.set_global_attribute(_DEFAULT_GENERATOR, generator)
 
 
 def _probe_default_generator() -> None:
-    before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    before = global_state.get_global_attribute(_DEFAULT_GENERATOR)
     generator = keras.random.SeedGenerator(5)
     set_default_generator(generator)
     keras.random.uniform((1,))
@@ -130,7 +132,7 @@ def _probe_is_seed() -> None:
 PROBES = (
     PrivateApiProbe("backend.random", _probe_initializer_draws),
     PrivateApiProbe("SeedGenerator.next", _probe_shifted_seeds),
-    PrivateApiProbe("random.seed_generator.GLOBAL_SEED_GENERATOR", _probe_default_generator),
+    PrivateApiProbe("random.seed_generator.global_seed_generator", _probe_default_generator),
     PrivateApiProbe("backend.torch.random.torch_seed_generator", _probe_seeded_generators),
     PrivateApiProbe("SeedGenerator.state", _probe_is_seed),
 )

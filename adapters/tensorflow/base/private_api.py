@@ -98,12 +98,12 @@ def disable_heartbeat_timeout(workers: int) -> None:
     TensorFlow's limit of 10 s goes by the wall clock: a step of it, or a pause of the whole machine, would
     end every run. A connection that breaks is noticed at once all the same.
     """
-    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
 
     eager_context = context.context()
     if eager_context.coordination_service is None:  # else an earlier strategy has configured it
-        jobs = [coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=workers)]
+        messages = context.coordination_config_pb2  # in another package from TensorFlow 2.19 on
+        jobs = [messages.CoordinatedJob(name="worker", num_tasks=workers)]
         eager_context.configure_coordination_service(
             service_type="standalone",
             service_leader="/job:worker/replica:0/task:0",
