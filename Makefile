@@ -1,5 +1,5 @@
 # Every target first brings the environment `.venv` up to date (tools/setup_environment.py): minutes the first
-# time, an instant afterwards. Another Python: PYTHON=python3.12 make demo
+# time, an instant afterwards. Another Python: PYTHON=python3.12 make demo. Without Horovod: make environment HOROVOD=0
 
 VENV_PYTHON := .venv/bin/python
 OLD_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -14,7 +14,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
 
-environment: ## only the set-up
+environment: ## only the set-up; HOROVOD=0 leaves Horovod and its compiler out
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer with venv \
 	(Debian, Ubuntu: sudo apt install python3 python3-venv)" >&2; exit 1; }
 	@$(PYTHON) tools/setup_environment.py

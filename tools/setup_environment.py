@@ -75,13 +75,26 @@ def _version_of(python: Path) -> str | None:
     return done.stdout.strip()
 
 
-def _is_complete(inputs: str) -> bool:
-    """Whether the last set-up was completed with the same inputs, Python and choice of MPI."""
+def _stamp() -> dict[str, str]:
+    """Inputs and choices of the last complete set-up; empty without one."""
     try:
-        stamp = json.loads(STAMP.read_text(encoding="utf-8"))
+        stamp: dict[str, str] = json.loads(STAMP.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        return {}
+    return stamp
+
+
+def horovod_choice() -> str:
+    """Whether Horovod is wanted, `1` or `0`: as `HOROVOD` says, else as in the last set-up."""
+    return os.environ.get("HOROVOD") or _stamp().get("horovod", "1")
+
+
+def is_complete(inputs: str) -> bool:
+    """Whether the last set-up was completed with the same inputs, Python and choices."""
+    stamp = _stamp()
     wanted = {"inputs": inputs, "python": "{}.{}".format(*sys.version_info)}
+    if horovod_choice() != "0":
+        wanted["horovod"] = "1"
     if "ISOTRAIN_HOROVOD_MPI" in os.environ:
         wanted["mpi"] = os.environ["ISOTRAIN_HOROVOD_MPI"]
     return all(stamp.get(name) == value for name, value in wanted.items())
@@ -161,7 +174,7 @@ def _clear_venv() -> None:
             entry.unlink()
 
 
-def _steps(with_venv: bool) -> list[progress.Step]:
+def steps(with_venv: bool, with_horovod: bool = True) -> list[progress.Step]:
     """Steps to run, in this order."""
     pip = (str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
     pinned = (*pip, "--constraint", str(CONSTRAINTS))
@@ -177,32 +190,41 @@ def _steps(with_venv: bool) -> list[progress.Step]:
             "about 500 MB",
             (*pinned, *HOROVOD_NEEDS, TENSORFLOW, *project),
         ),
-        ("installing Horovod", "compiled the first time: 5 to 10 minutes", horovod),
+        (
+            "installing Horovod",
+            "compiled the first time: 5 to 10 minutes on idle cores; HOROVOD=0 leaves it out",
+            horovod,
+        ),
         ("installing libraries of streams", "", (*pinned, "--no-deps", *STREAMS)),
         ("installing JAX for the example of a backend", "", (*pinned, *jax)),
     ]
-    wanted = tasks if with_venv else tasks[1:]
+    wanted = [
+        task
+        for task in tasks
+        if (with_venv or task[2] is not venv) and (with_horovod or task[2] is not horovod)
+    ]
     return [
         progress.Step(f"set-up: {number} of {len(wanted)}  {title}", command, DETAIL, note)
         for number, (title, note, command) in enumerate(wanted, start=1)
     ]
 
 
-def _install() -> None:
+def _install(with_horovod: bool) -> None:
     """Make `.venv` where there is none that serves, and install everything into it."""
     missing = not _has_venv()
     if missing:
         _clear_venv()
     LOG.unlink(missing_ok=True)
-    for step in _steps(missing):
+    for step in steps(missing, with_horovod):
         _run(step)
 
 
-def _write_stamp(inputs: str) -> None:
+def write_stamp(inputs: str, horovod: str) -> None:
     stamp = {
         "inputs": inputs,
         "python": "{}.{}".format(*sys.version_info),
         "mpi": os.environ.get("ISOTRAIN_HOROVOD_MPI", ""),
+        "horovod": horovod,
     }
     unfinished = STAMP.with_suffix(".new")
     unfinished.write_text(json.dumps(stamp), encoding="utf-8")
@@ -232,13 +254,15 @@ def main() -> int:
         _check_python()
         inputs = _inputs()
         with _one_at_a_time():
-            if _is_complete(inputs):
+            if is_complete(inputs):
                 return 0
-            _check_compiler()
+            horovod = horovod_choice()
+            if horovod != "0":
+                _check_compiler()
             if STAMP.exists():
                 STAMP.unlink()
-            _install()
-            _write_stamp(inputs)
+            _install(horovod != "0")
+            write_stamp(inputs, horovod)
     except SetupError as error:
         print(f"\nset-up failed: {error}", file=sys.stderr)
         return 1

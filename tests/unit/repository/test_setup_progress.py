@@ -168,3 +168,21 @@ def test_durations_are_readable() -> None:
 def test_the_detail_of_a_setup_step(line: str, shown: str | None) -> None:
     found = set_up.DETAIL.search(line)
     assert (found and " ".join(filter(None, found.groups()))) == shown
+
+
+def test_horovod_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(set_up, "STAMP", tmp_path / "stamp")
+    for choice, kept, complete_for in ((None, "1", "01"), ("0", "0", "0")):
+        monkeypatch.delenv("HOROVOD", raising=False)
+        if choice is not None:
+            monkeypatch.setenv("HOROVOD", choice)
+        set_up.write_stamp("inputs", set_up.horovod_choice())
+        monkeypatch.delenv("HOROVOD", raising=False)
+        assert set_up.is_complete("inputs"), "without a choice, it stays as it is"
+        assert set_up.horovod_choice() == kept
+        for asked in "01":
+            monkeypatch.setenv("HOROVOD", asked)
+            assert set_up.is_complete("inputs") == (asked in complete_for)
+    for with_horovod in (True, False):
+        titles = " ".join(each.title for each in set_up.steps(True, with_horovod))
+        assert ("Horovod" in titles) == with_horovod
