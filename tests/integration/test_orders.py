@@ -65,6 +65,17 @@ def joined_model() -> Any:
     return keras.Model(inputs, outputs)
 
 
+class Drawn:
+    """A map-style data set that augments by NumPy's global generator."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        features, targets = data().train
+        return features[index] + np.random.normal(0, 0.1, 12), targets[index]
+
+
 def lengths(columns: Any) -> np.ndarray:
     return LENGTHS
 
@@ -125,6 +136,9 @@ SPECS = {
         },
         collate={"pad": {"inputs": 0, "targets": -1}},
         gradient_accumulation_steps=2,
+    ),
+    "drawn by workers": spec(
+        {"name": "repeated", "times": 2}, data=Drawn, transform=mixed, loader={"workers": 2}
     ),
     "partners": spec(None, transform=mixed, shuffle=False),
     "mixture": spec(None, data=mixture),
