@@ -174,6 +174,11 @@ def _lacks_updates(adapter: Adapter) -> str | None:
     return None if has_updates else "the backend has no named updates (no method start_updates)"
 
 
+def _lacks_per_replica_state(adapter: Adapter) -> str | None:
+    has_state = adapter.has_per_replica_state
+    return None if has_state else "the backend has no state that differs between replicas"
+
+
 _NEEDS = frozenset({STEP, STATE})
 IN_OWN_SESSION = (
     SessionCheck(
@@ -193,6 +198,12 @@ IN_OWN_SESSION = (
         _NEEDS,
         spec=reference_model.spec_with_updates,
         absence=_lacks_updates,
+    ),
+    SessionCheck(
+        objectives.per_replica_state,
+        _NEEDS,
+        spec=reference_model.spec_with_per_replica_state,
+        absence=_lacks_per_replica_state,
     ),
 )
 """Checks that take a `CheckContext` of a session with another spec, in the processes of the same run."""

@@ -170,6 +170,11 @@ def spec_with_groups(adapter: Adapter) -> dict[str, Any]:
     return spec(adapter, optimizer=optimizer)
 
 
+def spec_with_per_replica_state(adapter: Adapter) -> dict[str, Any]:
+    """Spec of the run in which each replica keeps its moving statistics for itself."""
+    return spec(adapter, per_replica="statistics/*")
+
+
 def spec_with_updates(adapter: Adapter) -> dict[str, Any]:
     """Spec of the run with the named updates of `UPDATES`."""
     updates = {

@@ -1,9 +1,10 @@
-"""Checks of a loop's batches, steps of objectives, groups of weights and named updates, against NumPy."""
+"""Checks of a loop's batches, steps of objectives, groups, updates and state of replicas, against NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from isotrain.core.data.sampler import slice_bounds
 from isotrain.core.errors import DataError
 from isotrain.testing import reference_model
 from isotrain.testing.check_context import CheckContext, assert_close
@@ -67,6 +68,32 @@ def optimizer_groups(context: CheckContext) -> None:
             momentum = 0.25 if name == "head/kernel" else reference_model.MOMENTUM
             oracle.update({name: gradient}, reference_model.RATE * factor, momentum)
     assert_close(weights, oracle.weights, "weights")
+
+
+def per_replica_state(context: CheckContext) -> None:
+    """State that `per_replica` names is each replica's own: that of its slice, never averaged."""
+    context.restart()
+    (batch,) = context.batches(7, 7)
+    context.session.step(batch)
+    name, group = "statistics/moving_mean", context.group
+    local = {
+        str(replica): group.read_state(("carry",), replica=replica).get(
+            f"carry/{name}", np.zeros(0)
+        )
+        for replica in group.local_replicas
+    }
+    gathered = {
+        int(replica): mean
+        for means in context.file_exchange.all_gather(local)
+        for replica, mean in means.items()
+    }
+    features = reference_model.samples(7)[0]["features"]
+    momentum = reference_model.STATISTICS_MOMENTUM
+    for replica, mean in gathered.items():
+        assert mean.size, f"replica {replica} has no carry/{name}"
+        begin, end = slice_bounds(7, group.replicas, replica)
+        expected = momentum * context.starts[0][name] + (1 - momentum) * features[begin:end].mean(0)
+        assert_close(mean, expected, f"{name} of replica {replica}")
 
 
 def named_updates(context: CheckContext) -> None:

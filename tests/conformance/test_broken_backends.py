@@ -22,8 +22,8 @@ TRAINING = {
     "own_batches",
     "optimizer_groups",
 }
-SHORT = {"computation_in_bfloat16", "objective_step", "named_updates"}
-"""NumPy has no such type, and the reference backend no such objectives."""
+SHORT = {"computation_in_bfloat16", "objective_step", "named_updates", "per_replica_state"}
+"""NumPy has no such type, and the reference backend no such objectives and state."""
 EXPECTED: dict[str, set[str]] = {
     "identity-all-reduce": {
         "all_reduce_sum",
@@ -78,7 +78,7 @@ EXPECTED: dict[str, set[str]] = {
     "noisy-close": {"clean_exit"},
     "dies-in-a-barrier": {"barrier"},
     "uncounted-rows": {"own_batches"},
-    "careless-objectives": {"objective_step", "named_updates"},
+    "careless-objectives": {"objective_step", "named_updates", "per_replica_state"},
 }
 """Broken backend to the checks that fail on it; all others pass."""
 

@@ -246,13 +246,14 @@ class UncountedRows(_Broken):
 
 
 class CarelessObjectives(TorchDDP):
-    """torch-ddp, but gathered rows have no gradient, and each update trains all weights."""
+    """torch-ddp whose gathers have no gradient, whose updates train all, and whose replicas share state."""
 
     name = "broken-careless-objectives"
 
     def start(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> TorchReplicaGroup:
+        spec = spec.model_copy(update={"per_replica": ()})
         group = super().start(spec, backend_config, context)
         step = group.trainer.step
         all_gather = step.all_gather
