@@ -28,7 +28,8 @@ def compare(options: argparse.Namespace) -> ExitCode:
     quiet = options.quiet or options.json
     engine = ComparisonEngine(read_spec(options), _request(options), _silent if quiet else _tell)
     try:
-        engine.run()
+        with contextlib.nullcontext() if quiet else waiting("comparing"):
+            engine.run()
     except KeyboardInterrupt:
         _show(engine, options)
         raise

@@ -52,11 +52,14 @@ def warn_of_plugins(host: PluginManager) -> None:
 
 @contextlib.contextmanager
 def waiting(activity: str) -> Iterator[Any]:
-    """Shows a spinner with this text while the block runs, if standard error is a terminal."""
+    """Shows a spinner with this text and the time while the block runs, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Console(stderr=True).status(activity):
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(activity)
         yield

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import (
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _PLAIN_SECONDS = 5.0
 _FRAMES_PER_SECOND = 5.0
+_EPOCH_LINES = 20
+"""Number of lines that the epochs of a long run get; the first and the last have one in any case."""
 _WIDE = 110
 """Terminal width from which the bar also shows the metrics of the last epoch."""
 _MEDIUM = 76
@@ -61,10 +64,10 @@ def json_lines(stream: IO[str] | None = None, line_prefix: str = "") -> Iterator
     yield show
 
 
-def automatic(plan: Plan) -> contextlib.AbstractContextManager[OnEvent]:
+def automatic(plan: Plan, directory: Path) -> contextlib.AbstractContextManager[OnEvent]:
     """A progress bar if standard error is a terminal that can draw one, else plain lines."""
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    return bar(plan) if is_terminal else plain(plan)
+    return bar(plan, directory) if is_terminal else plain(plan, directory)
 
 
 def _resumed(event: Resumed) -> str:
@@ -121,7 +124,7 @@ class RunProgress:
             case Started():
                 self._note_started(event)
             case Ready():
-                self._note_ready(event)
+                return self._note_ready(event)
             case Progress():
                 self._note_progress(event)
             case Evaluating():
@@ -157,7 +160,8 @@ class RunProgress:
         if len(self._started) == len(self._plan.processes):
             self.phase = "building the model"
 
-    def _note_ready(self, event: Ready) -> None:
+    def _note_ready(self, event: Ready) -> str | None:
+        """The sizes of the run, as text, once they are known."""
         self._ready.add(event.rank)
         plan = event.plan
         if plan and plan["total_steps"]:
@@ -166,17 +170,33 @@ class RunProgress:
             self._epochs = -(-self.total // per_epoch) if per_epoch else None
         if len(self._ready) == len(self._plan.processes):
             self.phase = "first step"
+        return self._sizes(plan) if plan else None
+
+    def _sizes(self, plan: Mapping[str, Any]) -> str | None:
+        """Steps, epochs, samples and parameters, as far as they are known."""
+        counts = {
+            "steps": self.total,
+            "epochs": self._epochs,
+            "samples": plan.get("samples"),
+            "parameters": plan.get("parameters"),
+        }
+        return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or None
 
     def _note_progress(self, event: Progress) -> None:
         self.phase = self._epoch_name(event.epoch)
         self.done, self.total = event.done, event.total
         self.loss, self.samples_per_s = event.loss, event.samples_per_s
 
-    def _note_epoch(self, event: EpochEnded) -> str:
+    def _note_epoch(self, event: EpochEnded) -> str | None:
+        """The epoch's facts; of many epochs, those of about `_EPOCH_LINES`."""
         self.phase = self._epoch_name(event.epoch)
         self.done, self.metrics = event.done, event.metrics
         if event.loss is not None:
             self.loss = event.loss
+        interval = max(1, (self._epochs or 0) // _EPOCH_LINES)
+        is_last = event.epoch + 1 == self._epochs
+        if event.epoch and (event.epoch + 1) % interval and not is_last:
+            return None
         return f"{self.phase}: {epoch_facts(event)}"
 
     def _epoch_name(self, epoch: int) -> str:
@@ -222,11 +242,11 @@ def short(value: float) -> str:
 
 
 @contextlib.contextmanager
-def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
-    """Prints a line per phase, every few seconds of training, and at the end of every epoch."""
+def plain(plan: Plan, directory: Path, stream: IO[str] | None = None) -> Iterator[OnEvent]:
+    """Prints the run directory, a line per phase, every few seconds of training, and at the end of epochs."""
     out = stream or sys.stderr
     state = RunProgress(plan)
-    last_printed = time.monotonic()
+    began = last_printed = time.monotonic()
 
     def print_line(line: str) -> None:
         nonlocal last_printed
@@ -242,13 +262,13 @@ def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
         line = state.note(event)
         if line:
             print_line(line)
-        elif isinstance(event, Started | Ready):
-            if state.phase != phase_before:
-                print_line(state.phase)
+        if isinstance(event, Started | Ready) and state.phase != phase_before:
+            print_line(state.phase)
         elif isinstance(event, Progress) and time.monotonic() - last_printed > _PLAIN_SECONDS:
-            print_line(_progress_line(state))
+            print_line(f"{_progress_line(state)}, {_clock(time.monotonic() - began)}")
 
     print_line(title(plan))
+    print_line(f"run directory: {directory}")
     print_line(state.phase)
     yield show
 
@@ -276,7 +296,7 @@ def _progress_line(state: RunProgress) -> str:
 
 
 @contextlib.contextmanager
-def bar(plan: Plan) -> Iterator[OnEvent]:
+def bar(plan: Plan, directory: Path) -> Iterator[OnEvent]:
     """A progress bar with loss, metrics, samples per second and time left; other lines go above it."""
     from rich.console import Console
     from rich.text import Text
@@ -284,6 +304,7 @@ def bar(plan: Plan) -> Iterator[OnEvent]:
     console = Console(stderr=True, highlight=False)
     state = RunProgress(plan)
     console.print(Text(title(plan), style="bold"))
+    console.print(_with_hanging_indent("run directory", str(directory)))
     with _progress(console) as progress:
         task = progress.add_task(state.phase, total=None, start=False, steps="", facts="", speed="")
 
@@ -294,7 +315,7 @@ def bar(plan: Plan) -> Iterator[OnEvent]:
             line = state.note(event)
             if line:
                 name, _, facts = line.partition(": ")
-                console.print(_with_hanging_indent(name, facts))
+                console.print(_with_hanging_indent(name, facts) if facts else Text(line))
             if state.done and not progress.tasks[task].started:
                 progress.start_task(task)
             progress.update(
@@ -333,7 +354,9 @@ def _progress(console: Console) -> ProgressBar:
                 return Text(_clock(task.finished_time), style="progress.elapsed")
             if task.time_remaining is None:
                 return Text("")
-            return Text(f"{_clock(task.time_remaining)} left", style="progress.remaining")
+            left = f"{_clock(task.time_remaining)} left"
+            took = f"{_clock(task.elapsed)}, " if console.width >= _MEDIUM else ""
+            return Text(took + left, style="progress.remaining")
 
     return ProgressBar(
         TextColumn("{task.description}", table_column=fits()),

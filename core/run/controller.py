@@ -337,7 +337,7 @@ def _display(
         from isotrain.core.reporting.display_thread import threaded_display
         from isotrain.core.reporting.progress import automatic
 
-        display = threaded_display(automatic(plan))
+        display = threaded_display(automatic(plan, directory))
     with display as show_event, shown_ranks(directory, ranks, show_event) as show:
         yield show
 

@@ -97,7 +97,13 @@ def test_run_prints_plain_lines(folder: Path) -> None:
     found = in_process("run", "small.json", "--backend", "reference", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     lines = found.stderr.splitlines()
-    assert lines[:2] == ["small on reference, 1 replica", "starting 1 process"]
+    directory = found.stdout.splitlines()[-1].split(maxsplit=2)[2]
+    assert lines[:3] == [
+        "small on reference, 1 replica",
+        f"run directory: {directory}",
+        "starting 1 process",
+    ]
+    assert "6 steps, 2 epochs, 10 samples, 4 parameters" in lines
     assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [
         "epoch 1/2",
         "epoch 2/2",

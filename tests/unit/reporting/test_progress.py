@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,9 @@ def plan(replicas: int = 2) -> Plan:
         timeouts={},
         options={},
     )
+
+
+DIRECTORY = Path("runs/digits")
 
 
 def ready(rank: int = 0) -> Event:
@@ -116,18 +120,30 @@ def test_a_lost_worker_stays_on_the_screen(cause: str | None, told: str) -> None
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
-    with display.plain(plan(), stream) as show:
+    with display.plain(plan(), DIRECTORY, stream) as show:
         for each in whole_run():
             show(each)
     assert stream.getvalue().splitlines() == [
         "digits on some-backend:ring, 2 replicas",
+        "run directory: runs/digits",
         "starting 2 processes",
         "building the model",
+        "20 steps, 2 epochs",
         "first step",
         "epoch 1/2: loss 0.2500, accuracy 0.7500; validation: loss 0.6000, accuracy 0.7000",
         "epoch 2/2: loss 0.2500, accuracy 0.7500; validation: loss 0.6000, accuracy 0.7000",
     ]
     assert capsys.readouterr().out == "from rank 0\n"
+
+
+def test_many_epochs_have_few_lines() -> None:
+    story = display.RunProgress(plan())
+    story.note(Ready(rank=0, plan={"total_steps": 305, "steps_per_epoch": 1}))
+    shown = [number for number in range(305) if story.note(epoch(number))]
+    assert shown[0] == 0
+    assert shown[-1] == 304
+    assert len(shown) <= 22
+    assert (story.done, story.phase) == (3050, "epoch 305/305"), "the bar is at the last one"
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +186,7 @@ def in_terminal(columns: int) -> str:
         spec = importlib.util.spec_from_file_location("parts", {__file__!r})
         parts = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(parts)
-        with parts.display.bar(parts.plan()) as show:
+        with parts.display.bar(parts.plan(), parts.DIRECTORY) as show:
             for event in parts.whole_run():
                 show(event)
         """
