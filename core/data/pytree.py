@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Weighted(NamedTuple):
@@ -105,6 +106,8 @@ def encode_tree(tree: Any, arrays: list[np.ndarray]) -> Any:
         return {"dict": [[name, encode_tree(part, arrays)] for name, part in tree.items()]}
     if tree is None:
         return None
+    import numpy as np  # a plan is made without it
+
     arrays.append(np.asarray(tree))
     return len(arrays) - 1
 
