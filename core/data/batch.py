@@ -44,7 +44,7 @@ class Batch:
             each weight is then exactly 1.
         slices: Slices of each local replica, in sample order: one per gradient accumulation step.
         fingerprint: Checksum of the global batch, to compare between processes; only in the first batch
-            that is read of each epoch of a stream.
+            that is read of each epoch of a stream, or of an order that the data or a function decide.
         stream_state: A stream state from which reading can continue, if the stream has a state.
         values: Scalars that the objective gets as `step.values`, by name; equal on all processes.
         varying_widths: Whether shapes of slices may differ in more than their first axis.

@@ -262,7 +262,8 @@ class Loader:
                 slices = tuple(
                     [self._slices_of_rows(read, indices, each) for each in plans[len(indices)]]
                 )
-                yield self._batch(step, len(indices), slices)
+                fingerprint = self._fingerprint(order, step, first, indices)
+                yield self._batch(step, len(indices), slices, fingerprint)
             return
         requested, planned = tee(planned)
         positions = (
@@ -275,7 +276,8 @@ class Loader:
         parts = fetch(positions)
         for _, step, indices in planned:
             slices = tuple([self._slices(each, parts) for each in plans[len(indices)]])
-            yield self._batch(step, len(indices), slices)
+            fingerprint = self._fingerprint(order, step, first, indices)
+            yield self._batch(step, len(indices), slices, fingerprint)
             del slices  # a worker may write to their memory again
 
     def _planned(self, order: Order, first: int) -> Iterator[tuple[int, int, sampler.Indices]]:
@@ -285,6 +287,13 @@ class Loader:
             if index == 0 or step == first:
                 indices_of = order.epoch(data_pass)
             yield data_pass, step, indices_of(index)
+
+    def _fingerprint(
+        self, order: Order, step: int, first: int, indices: sampler.Indices
+    ) -> int | None:
+        """Fingerprint for the first batch of each pass, if processes compare the order."""
+        is_first = step == first or step % self._steps_per_pass == 0
+        return order.fingerprint(indices) if order.is_compared and is_first else None
 
     def _fetched_rows(self, local: _LocalBatch) -> list[slice]:
         """Rows in the global batch that are fetched at once: the local batch, or each of its slices."""

@@ -185,6 +185,23 @@ def test_sizes_follow_the_budget_and_epochs_the_steps() -> None:
     assert [epoch for _, epoch, _ in steps] == [step // 4 for step in range(12)]
 
 
+def drawn_without_seed(seed: int, epoch: int, length: int, columns: Any) -> np.ndarray:
+    return np.random.default_rng().permutation(length)
+
+
+def test_an_order_that_differs_between_processes_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        isotrain.IsotrainError, match=r"do not see the same samples.*An `order` must not"
+    ):
+        isotrain.run(
+            spec(drawn_without_seed),
+            backend="torch-ddp",
+            replicas=2,
+            run_directory=tmp_path / "run",
+            on_event=lambda _: None,
+        )
+
+
 def test_a_resumed_run_continues_within_a_pass(tmp_path: Path) -> None:
     fields = spec(TOKENS, global_batch_size=16, epoch_steps=3, transform=noisy)
     fields["checkpoint"] = {"every_steps": 5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ class Order:
         is_sequential: Whether every epoch has the samples in the order of the data set.
         repeats: Whether an epoch may have a sample more than once. The n-th occurrence of position p, from
             0, is then p + n * length, so that each has random numbers of its own.
+        is_compared: Whether processes compare it, since data or a function of the user's decide it.
     """
 
     samples: int
@@ -41,6 +43,12 @@ class Order:
     length: int
     is_sequential: bool = False
     repeats: bool = False
+    is_compared: bool = True
+
+    def fingerprint(self, positions: Indices) -> int:
+        """A checksum of a global batch (int64 [size]) and of the length of an epoch."""
+        length = np.array([self.samples, self.steps_per_epoch])
+        return zlib.crc32(np.concatenate([length, positions]).tobytes())
 
 
 MakeOrder = Callable[[Samples], Order]
@@ -53,6 +61,7 @@ def equal_batches(
     *,
     is_sequential: bool = False,
     repeats: bool = False,
+    is_compared: bool = True,
 ) -> Order:
     """An order cut into global batches of one size, of which the last may be smaller.
 
@@ -62,6 +71,7 @@ def equal_batches(
         samples: Number of positions in an epoch; None for each sample once.
         is_sequential: See `Order`.
         repeats: See `Order`.
+        is_compared: See `Order`.
 
     Raises:
         DataError: The remainder is dropped, and there is not one full global batch.
@@ -74,17 +84,19 @@ def equal_batches(
         return lambda index: ordered[index * size : min((index + 1) * size, count)]
 
     sizes = frozenset(min(size, count - index * size) for index in (0, steps - 1))
-    return Order(count, steps, sizes, epoch, data.length, is_sequential, repeats)
+    return Order(count, steps, sizes, epoch, data.length, is_sequential, repeats, is_compared)
 
 
 def sequential(data: Samples) -> Order:
     """The order of the data set, in every epoch."""
-    return equal_batches(data, lambda _: Range(data.length), is_sequential=True)
+    order = Range(data.length)
+    return equal_batches(data, lambda _: order, is_sequential=True, is_compared=False)
 
 
 def shuffled(data: Samples) -> Order:
     """A new permutation of all samples in every epoch."""
-    return equal_batches(data, lambda epoch: permutation(data.seed, (epoch,), data.length))
+    seed, length = data.seed, data.length
+    return equal_batches(data, lambda epoch: permutation(seed, (epoch,), length), is_compared=False)
 
 
 def numbered(positions: Indices, length: int) -> Indices:

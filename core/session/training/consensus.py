@@ -31,7 +31,7 @@ _SAME_DATA_HINT = (
 
 
 def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
-    """Compares a batch's fingerprint, which streams have, on all processes. Collective.
+    """Compares a batch's fingerprint, which streams and some orders have, on all processes. Collective.
 
     Raises:
         DataError: The fingerprints differ.
@@ -43,7 +43,8 @@ def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
         raise DataError(
             f"epoch {batch.epoch}: the processes do not see the same samples. A stream must give every"
             " process the same batches in the same order: give its shuffling a fixed seed, and let"
-            " it take no shard of its own."
+            " it take no shard of its own. An `order` must not depend on the process: columns have to be"
+            " equal on all, and a function may draw from its seed and epoch alone."
         )
 
 

@@ -358,3 +358,18 @@ def test_epoch_steps_divide_the_run_and_not_the_passes() -> None:
     assert [(b.epoch, b.index, b.is_last_of_epoch) for b in cut] == [
         (step // 4, step % 4, step % 4 == 3) for step in range(8)
     ]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_first_batch_of_a_pass_has_a_fingerprint_to_compare(name: str) -> None:
+    order = order_of(name)
+    made = loader(50, source=SOURCE, order=order, shuffle=False, epochs=2, start_step=1)
+    fingerprints = [batch.fingerprint for batch in made]
+    steps = order.steps_per_epoch
+    if name == "shuffled":
+        assert set(fingerprints) == {None}
+        return
+    found = [step + 1 for step, each in enumerate(fingerprints) if each is not None]
+    assert found == [1, steps], "where a run resumes, and where a pass begins"
+    assert fingerprints[0] == order.fingerprint(order.epoch(0)(1))
+    assert fingerprints[0] != order.fingerprint(order.epoch(0)(1)[::-1])
