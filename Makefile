@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick test-examples test-kernels test-launchers lint format benchmark clean
+.PHONY: help environment demo test test-quick test-examples test-kernels test-launchers lint format docs benchmark clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
@@ -65,10 +65,18 @@ format: environment ## rewrite the sources in the project's style
 	$(VENV_PYTHON) -m ruff check --fix
 	$(VENV_PYTHON) -m ruff format
 
+docs: .venv-docs/complete ## the documentation as a site, in site/; only the first time needs a network
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
+.venv-docs/complete: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 benchmark: environment ## isotrain beside what people would run instead: hours
 	test -e .venv-peers/complete || $(VENV_PYTHON) -m benchmarks.peers --setup
 	$(VENV_PYTHON) -m benchmarks.peers
 
 clean: ## remove the environment and every generated file; the cached Horovod wheel stays
-	rm -rf .venv .venv-launchers .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build isotrain.egg-info
+	rm -rf .venv .venv-docs .venv-launchers .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build site isotrain.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
