@@ -96,6 +96,37 @@ def test_updates_are_recorded_and_resumed(tmp_path: Path) -> None:
     assert isotrain.evaluate(whole, spec=fields, metrics=[]) == pytest.approx(last, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("torch-ddp", "tf-mirrored"),
+        pytest.param("tf-multiworker", "torch-ddp", marks=pytest.mark.slow),
+        pytest.param("horovod-tf", "horovod-torch", marks=pytest.mark.slow),
+    ],
+)
+def test_another_framework_resumes_all_updates(first: str, second: str, tmp_path: Path) -> None:
+    """Each update's optimizer state and its steps so far: one has done half as many as the other."""
+    fields = spec(portable, checkpoint={"every_steps": 2, "keep_last": None})
+    whole = isotrain.run(fields, backend=second, replicas=1, run_directory=tmp_path / "whole")
+    isotrain.run(
+        {**fields, "epochs": 1}, backend=first, replicas=2, run_directory=tmp_path / "first"
+    )
+    events: list[Any] = []
+    resumed = isotrain.run(
+        fields,
+        backend=second,
+        replicas=2,
+        run_directory=tmp_path / "second",
+        resume=tmp_path / "first",
+        on_event=events.append,
+    )
+    for name, array in whole.weights.items():
+        np.testing.assert_allclose(resumed.weights[name], array, rtol=0, atol=1e-12, err_msg=name)
+    assert resumed.history.loss == pytest.approx(whole.history.loss[4:], rel=1e-10)
+    (told,) = [event for event in events if event["event"] == "resumed"]
+    assert not any("optimizer" in text for text in told["lost"])
+
+
 def saved_between(session: isotrain.Session) -> list[float]:
     losses = []
     for batch in session.batches():

@@ -41,6 +41,10 @@ def native() -> Any:
     return nn.Sequential(OrderedDict(layers)).double()
 
 
+def native_half() -> Any:
+    return native().float()
+
+
 def native_normalized() -> Any:
     from collections import OrderedDict
 
@@ -242,6 +246,66 @@ def test_gradients_leave_frozen_statistics(
     changes = launch(by_gradients, tmp_path, 3, backend, ema=0.5, on_nan=on_nan, **fields)
     assert changes
     assert all(not change.any() for change in changes.values())
+
+
+def averaged(session: isotrain.Session) -> tuple[State, State]:
+    """Average of the weights by the session, and by hand, while a layer is frozen for some steps."""
+    expected = weights(session)
+    for batch in session.batches():
+        if batch.step == FROM:
+            session.freeze("*first/*")
+        if batch.step == TO:
+            session.unfreeze("*first/*")
+        session.step(batch)
+        now = weights(session)
+        expected = {name: (array + now[name]) / 2 for name, array in expected.items()}
+    with session.averaged():
+        return weights(session), expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields"),
+    [
+        ("torch-ddp", {"model": {"torch": native_normalized}}),
+        ("torch-ddp", {"model": normalized}),
+        ("tf-mirrored", {"model": normalized}),
+        pytest.param("horovod-tf", {"model": normalized}, marks=pytest.mark.slow),
+    ],
+)
+def test_averages_go_on_while_weights_are_frozen(
+    tmp_path: Path, backend: str, fields: dict[str, Any]
+) -> None:
+    fields = {"ema": 0.5, "precision": "float64", "global_batch_size": 6, **fields}
+    result, expected = launch(averaged, tmp_path, 2, backend, **fields)
+    floats = {name: array for name, array in result.items() if array.dtype.kind == "f"}
+    assert_close(floats, {name: expected[name] for name in floats}, 1e-12)
+
+
+def scaled(session: isotrain.Session) -> tuple[State, State, float]:
+    start = weights(session)
+    return start, trained(session), float(session.last_loss or np.nan)
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields"),
+    [
+        ("torch-ddp", {"model": {"torch": native_half}}),
+        ("torch-ddp", {}),
+        ("tf-mirrored", {}),
+        pytest.param("horovod-torch", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_frozen_weights_rest_under_a_loss_scale(
+    tmp_path: Path, backend: str, fields: dict[str, Any]
+) -> None:
+    """The first scales overflow: steps are skipped while the layer is frozen, and others are not."""
+    loss_scale = {"initial": 2.0**20, "growth_steps": 2}
+    fields = {"precision": "float16", "loss_scale": loss_scale, "optimizer": ADAMW, **fields}
+    start, end, loss = launch(scaled, tmp_path, 2, backend, epochs=6, **fields)
+    assert np.isfinite(loss)
+    for name, array in end.items():
+        assert np.isfinite(array).all(), name
+        assert not np.array_equal(array, start[name]), name
 
 
 def until(session: isotrain.Session, last: int, saves: bool) -> State:
