@@ -18,6 +18,7 @@ from isotrain.core.spec import import_strings
 from isotrain.core.spec.field_types import REFERENCE_SCHEMA, Component
 from isotrain.core.spec.sections import (
     OPTIMIZERS_WITH_DEFAULTS,
+    ORDERS_WITH_DEFAULTS,
     SCHEDULES_WITH_DEFAULTS,
     StrategyChoice,
     StrategyLike,
@@ -40,6 +41,7 @@ _SHORTHANDS = {
     "loss": "name",
     "metrics": "name",
     "optimizer": "name",
+    "order": "name",
     "schedule": "name",
     "strategy": "name",
     "scaling": "rule",
@@ -171,6 +173,7 @@ def json_schema() -> dict[str, Any]:
     for name, choices in (
         ("optimizer", OPTIMIZERS_WITH_DEFAULTS),
         ("schedule", SCHEDULES_WITH_DEFAULTS),
+        ("order", ORDERS_WITH_DEFAULTS),
         ("strategy", ()),
         ("scaling", ("none",)),
         ("initial_weights", ()),
@@ -180,8 +183,8 @@ def json_schema() -> dict[str, Any]:
     update = schema["$defs"]["Update"]["properties"]
     update["optimizer"] = _with_shorthand(update["optimizer"], OPTIMIZERS_WITH_DEFAULTS)
     update["schedule"] = _with_shorthand(update["schedule"], SCHEDULES_WITH_DEFAULTS)
-    for schedule in (fields["schedule"], update["schedule"]):
-        schedule["anyOf"].append(REFERENCE_SCHEMA)
+    for callable_too in (fields["schedule"], update["schedule"], fields["order"]):
+        callable_too["anyOf"].append(REFERENCE_SCHEMA)
     fields["recompute"]["anyOf"].append({"type": "null"})
     policy = schema["$defs"]["CheckpointPolicy"]["properties"]
     policy["keep_best"] = _with_shorthand(policy["keep_best"], ())

@@ -190,6 +190,8 @@ Schedule = Annotated[
     BeforeValidator(_named("a schedule", SCHEDULES, "constant", "call")),
     BeforeValidator(_as_call),
 ]
+ORDERS_WITH_DEFAULTS = _names(_Orders, without_required=True)
+"""Orders that a bare name selects, with all defaults."""
 Order = Annotated[
     _Orders,
     Discriminator(_branch),

@@ -82,7 +82,7 @@ def by_length(
         )
 
     batch_sizes = frozenset(np.unique(np.diff(starts)).tolist())
-    return Order(data.length, steps, batch_sizes, epoch, data.length)
+    return Order(data.length, steps, batch_sizes, epoch)
 
 
 def _batch(positions: Indices, starts: Indices, number: int) -> Indices:

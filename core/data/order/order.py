@@ -29,10 +29,9 @@ class Order:
         steps_per_epoch: Number of global batches in an epoch, equal in all.
         batch_sizes: The different sizes of global batches.
         epoch: Function from the index of an epoch to its batches. A pure function, called once per epoch.
-        length: Number of samples in the data set.
         is_sequential: Whether every epoch has the samples in the order of the data set.
         repeats: Whether an epoch may have a sample more than once. The n-th occurrence of position p, from
-            0, is then p + n * length, so that each has random numbers of its own.
+            0, is then p + n * the length of the data set, so that each has random numbers of its own.
         is_compared: Whether processes compare it, since data or a function of the user's decide it.
     """
 
@@ -40,7 +39,6 @@ class Order:
     steps_per_epoch: int
     batch_sizes: frozenset[int]
     epoch: Callable[[int], BatchAt]
-    length: int
     is_sequential: bool = False
     repeats: bool = False
     is_compared: bool = True
@@ -84,7 +82,7 @@ def equal_batches(
         return lambda index: ordered[index * size : min((index + 1) * size, count)]
 
     sizes = frozenset(min(size, count - index * size) for index in (0, steps - 1))
-    return Order(count, steps, sizes, epoch, data.length, is_sequential, repeats, is_compared)
+    return Order(count, steps, sizes, epoch, is_sequential, repeats, is_compared)
 
 
 def sequential(data: Samples) -> Order:

@@ -10,7 +10,12 @@ import pytest
 from unit.spec.spec_samples import FIELDS, SMALL, refused
 
 from isotrain.core.spec.loading import json_schema, load_spec
-from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, SCHEDULES_WITH_DEFAULTS
+from isotrain.core.spec.sections import (
+    OPTIMIZERS,
+    ORDERS_WITH_DEFAULTS,
+    SCHEDULES,
+    SCHEDULES_WITH_DEFAULTS,
+)
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -46,6 +51,10 @@ SOUND = [
     {**SMALL, "schedule": {"name": "one-cycle", "momentum_range": [0.85, 0.95]}},
     *[{**SMALL, "optimizer": {"name": name, "lr": 0.5}} for name in OPTIMIZERS],
     {**SMALL, "updates": {"a": {"optimizer": "adam", "schedule": "cosine"}, "b": {}}},
+    *[{**SMALL, "order": order} for order in (*ORDERS_WITH_DEFAULTS, "math:hypot", None)],
+    {**SMALL, "order": {"call": "math:hypot"}, "epoch_steps": 3},
+    {**SMALL, "order": {"name": "weighted", "weights": "math:hypot", "replacement": False}},
+    {**SMALL, "order": {"name": "by-length", "lengths": "n", "buckets": [4, 9], "tokens": 64}},
 ]
 UNSOUND = [
     {**SMALL, "epochs": 3},
@@ -66,6 +75,8 @@ UNSOUND = [
     {**SMALL, "loss": {"name": {"name": "huber", "delta": 1}}},
     {**SMALL, "seed": 2**32},
     {**SMALL, "name": "a/b"},
+    *[{**SMALL, "order": name} for name in ("weighted", "by-length", "repeated", "random")],
+    {**SMALL, "order": {"name": "repeated", "times": 0}},
 ]
 
 
