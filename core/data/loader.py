@@ -21,6 +21,7 @@ from isotrain.core.data.arrays import (
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.epoch_length import stream_steps, total_steps
 from isotrain.core.data.fetch import BatchPositions, Fetcher, Transform, TransformedBatches
+from isotrain.core.data.host_reader.host_reader import SharedStream
 from isotrain.core.data.order.order import Order, sequential
 from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.prefetch import prefetched
@@ -28,7 +29,7 @@ from isotrain.core.data.pytree import map_parts
 from isotrain.core.data.sampler import at_least
 from isotrain.core.data.sources import AnySource, ShardedStream, collates
 from isotrain.core.data.streaming import rebatch
-from isotrain.core.data.streaming.stream_reader import StreamReader
+from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut, global_batches
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import Repeating
@@ -380,23 +381,27 @@ class Loader:
     def _stream_batches(
         self, source: BatchStream, step: int, stream_state: StreamState | None
     ) -> Iterator[Batch]:
-        reader = StreamReader(
-            source,
+        cut = StreamCut(
             self._global_batch_size,
             self.steps_per_epoch,
             self.total_steps,
             self._is_repeated,
             self._state_seconds,
-            self._is_on_device,
         )
+        if isinstance(source, SharedStream):
+            # a transform may ask for partners in the rest of the global batch
+            replicas = range(self._replicas) if self._has_transform else self._local_replicas
+            batches = source.shared_batches(cut, step, stream_state, self._replicas, replicas)
+        else:
+            batches = global_batches(source, cut, step, stream_state, self._is_on_device)
         plans: dict[int, tuple[_LocalBatch, ...]] = {}
-        for each in reader.read(step, stream_state):
+        for each in batches:
             if each.size not in plans:
                 plans[each.size] = self._local_batches(each.size)
             epoch, index = divmod(step, self.steps_per_epoch)
             rows = index * self._global_batch_size + np.arange(each.size)
             slices = tuple(
-                self._cut(local, self._local_part(each.parts, epoch, step, rows, local))
+                self._cut(local, self._local_part(each, epoch, step, rows, local))
                 for local in plans[each.size]
             )
             yield self._batch(step, each.size, slices, each.fingerprint, each.stream_state)
@@ -404,18 +409,23 @@ class Loader:
 
     def _local_part(
         self,
-        parts: InputsAndTargets,
+        batch: GlobalBatch,
         epoch: int,
         step: int,
         rows: sampler.Indices,
         local: _LocalBatch,
     ) -> InputsAndTargets:
         """Samples of a local batch, arrays `[samples, ...]`, transformed; the placeholder if it has none."""
-        local_parts = parts if local.rows == slice(0, len(rows)) else slice_rows(parts, local.rows)
+        local_parts, first = batch.parts, batch.first_row
+        if local.rows != slice(0, len(rows)):
+            local_rows = slice(local.rows.start - first, local.rows.stop - first)
+            local_parts = slice_rows(local_parts, local_rows)
         if self._has_transform:  # it may change arrays in place, and these are the stream's
             local_parts = map_parts(np.copy, local_parts)
         positions = BatchPositions(epoch, step, rows[local.rows], rows)
-        return self.transformed(local_parts, positions, lambda chosen: slice_rows(parts, chosen))
+        return self.transformed(
+            local_parts, positions, lambda chosen: slice_rows(batch.parts, chosen)
+        )
 
     def _sharded_batches(self, source: ShardedStream, step: int) -> Iterator[Batch]:
         size = self._global_batch_size

@@ -23,6 +23,12 @@ from isotrain.core.system.process import describe_exit, poll_readable
 
 _F_SETSIG = 10  # from <linux/fcntl.h>
 _END_SECONDS = 0.5
+VARIABLES = {
+    # one thread each: the other cores have workers of their own
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    # a framework in a worker would take the memory of the GPUs that train
+    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), ""),
+}
 
 Serve = Callable[[Channel], None]
 """What the process does, with its end of the channel."""

@@ -18,7 +18,7 @@ from isotrain.core.data.pytree import decode_tree
 from isotrain.core.data.refusals import RefusedError
 from isotrain.core.data.worker_settings import WorkerSettings
 from isotrain.core.data.workers.channel import ChannelClosedError, Message
-from isotrain.core.data.workers.child_process import ChildProcess, close_all
+from isotrain.core.data.workers.child_process import VARIABLES, ChildProcess, close_all
 from isotrain.core.data.workers.worker import WorkerTask, work
 from isotrain.core.errors import DataError, error_named, first_of
 from isotrain.core.system.pickling import Payload
@@ -28,12 +28,6 @@ _MAIN = "isotrain.core.data.workers.worker:main"
 _MOST_LISTED = 8
 _RECEIVERS = "the worker processes that load data"
 _PICKLE_ADVICE = "when the first sample is made, or set loader: {start: fork}"
-_VARIABLES = {
-    # one thread each: the other cores have workers of their own
-    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    # a framework in a worker would take the memory of the GPUs that train
-    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), ""),
-}
 
 
 class WorkerTraceback(Exception):
@@ -133,7 +127,7 @@ class WorkerPool:
             start = payload.append_stream()
             for index in range(count):
                 arguments = (index, payload.descriptor, start)
-                child = ChildProcess.spawn(_MAIN, _VARIABLES, arguments, [payload.descriptor])
+                child = ChildProcess.spawn(_MAIN, VARIABLES, arguments, [payload.descriptor])
                 self._workers.append(_Worker(index, child))
 
     def _result(self, request: _Request) -> InputsAndTargets:

@@ -32,6 +32,7 @@ _IGNORED = (
     "loggers",
     "callbacks",
     "gradient_norm",
+    "loader",
     "profile",
     "metrics_over_all",
     "timeouts",

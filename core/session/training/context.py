@@ -20,6 +20,7 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.training.consensus import require_same_data
 from isotrain.core.session.training.dataloaders import DataLoaders, load_data
 from isotrain.core.session.training.named_updates import NamedUpdatesGroup
+from isotrain.core.session.training.shared_streams import share_streams
 from isotrain.core.session.weights.frozen_models import spec_with_models
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
 from isotrain.core.session.weights.weights_file import require_storable
@@ -94,7 +95,8 @@ def build_session_context(
     if spec.checkpoint is not None:
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
-    loaders = DataLoaders(spec, plan, group, load_data(spec), context)
+    data, reader = share_streams(spec, context, group, load_data(spec))
+    loaders = DataLoaders(spec, plan, group, data, context, reader)
     require_same_data(group, loaders.data, context.rank, plan)
     initial_weights = load_initial_weights(spec, plan, group, resumes=resumes)
     model_stats = _model_stats(spec, group, loaders, initial_weights)

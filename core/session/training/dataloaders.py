@@ -16,6 +16,7 @@ from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.collate import Collate, Padding
 from isotrain.core.data.dataset import DataSet, as_dataset, changed
+from isotrain.core.data.host_reader.host_reader import HostReader
 from isotrain.core.data.loader import Loader, ToDevice
 from isotrain.core.data.map_style import with_collate
 from isotrain.core.data.order.named_orders import ordered
@@ -125,8 +126,10 @@ class DataLoaders:
         group: ReplicaGroup,
         data: DataSet,
         context: ProcessContext,
+        host_reader: HostReader | None,
     ) -> None:
         self.data = data
+        self._host_reader = host_reader
         self.has_custom_batches = False
         self._spec = spec
         self._backend = plan.backend
@@ -281,10 +284,12 @@ class DataLoaders:
                 yield from loader
 
     def close(self) -> None:
-        """Ends all worker processes."""
+        """Ends all worker processes, and the reader of streams."""
         for loader in (self._training_loader, *self._loaders.values()):
             if loader is not None:
                 loader.close()
+        if self._host_reader is not None:
+            self._host_reader.close()
 
     def _evaluation_loader(self, source: Any) -> Loader:
         return Loader(

@@ -1,0 +1,123 @@
+"""Streams that one process of each host reads for all processes of a run there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from conformance.backends import param
+
+import isotrain
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = 23
+INPUTS = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
+TARGETS = INPUTS.sum(1, keepdims=True)
+
+
+def model() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+def noted(folder: str) -> isotrain.DataSet:
+    """Training and validation streams, which note their samples and the process that reads them."""
+
+    def read(name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, SAMPLES, 5):
+            rows = range(start, min(SAMPLES, start + 5))
+            with (Path(folder) / name).open("a") as file:
+                file.writelines(f"{os.getpid()} {row}\n" for row in rows)
+            yield INPUTS[rows.start : rows.stop], TARGETS[rows.start : rows.stop]
+
+    return isotrain.DataSet(lambda: read("train"), lambda: read("validation"))
+
+
+def broken(folder: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    yield INPUTS[:16], TARGETS[:16]
+    raise RuntimeError("a broken shard")
+
+
+def killed(folder: str) -> Any:
+    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for _ in range(4):
+            yield INPUTS[:16], TARGETS[:16]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return isotrain.sources.stream(read, 1000)
+
+
+def spec(data: Any, folder: Path, **fields: Any) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    return {
+        "model": model,
+        "data": data,
+        "data_args": {"folder": str(folder)},
+        "loss": "mean_squared_error",
+        "optimizer": {"name": "sgd", "lr": 0.0625},
+        "global_batch_size": 8,
+        "epochs": 2,
+        "capture": False,
+        "device": "cpu",
+        "threads": 1,
+        "loader": {"workers": 1},
+        **fields,
+    }
+
+
+def run(given: dict[str, Any], backend: str, replicas: int, folder: Path, **options: Any) -> Any:
+    options = {"on_event": lambda _: None, **options}
+    return isotrain.run(given, backend=backend, replicas=replicas, run_directory=folder, **options)
+
+
+def read(file: Path) -> tuple[int, list[int]]:
+    """The number of processes that read a stream, and the samples."""
+    lines = [line.split() for line in file.read_text().splitlines()]
+    return len({pid for pid, _ in lines}), [int(row) for _, row in lines]
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas"),
+    [
+        param("torch-ddp", 3),
+        param("tf-multiworker", 2),
+        param("tf-mirrored", 2),
+        param("horovod-torch", 2),
+    ],
+)
+def test_a_stream_is_read_once(backend: str, replicas: int, tmp_path: Path) -> None:
+    shared = run(spec(noted, tmp_path / "read"), backend, replicas, tmp_path / "shared")
+    alone = spec(noted, tmp_path / "alone", loader={})
+    plain = run(alone, backend, replicas, tmp_path / "plain")
+    assert shared.history.loss == plain.history.loss
+    assert shared.metrics == plain.metrics
+    processes, rows = read(tmp_path / "read" / "train")
+    assert processes == 1
+    assert rows == [*range(SAMPLES)] * 2
+    assert read(tmp_path / "read" / "validation")[0] == 1
+    assert not [each for each in psutil.process_iter(["cmdline"]) if is_reader(each)]
+
+
+def is_reader(process: psutil.Process) -> bool:
+    return "isotrain.core.data.host_reader.reader_process:serve" in (process.info["cmdline"] or ())
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (broken, r"raised RuntimeError: a broken shard"),
+        (killed, r"the process that reads the stream was ended by SIGKILL"),
+    ],
+)
+def test_a_failing_reader_ends_the_run(data: Any, text: str, tmp_path: Path) -> None:
+    given = spec(data, tmp_path / "read", epochs=None, steps=50, epoch_steps=10)
+    with pytest.raises(isotrain.IsotrainError, match=text):
+        run(given, "torch-ddp", 2, tmp_path / "run")
