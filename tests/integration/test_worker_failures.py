@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -147,6 +148,31 @@ def unpicklable(folder: str) -> Samples:
     made = Samples(folder)
     made.lock = threading.Lock()  # type: ignore[attr-defined]
     return made
+
+
+def rows(folder: str) -> Any:
+    return np.zeros((SAMPLES, 4)), np.zeros(SAMPLES, int)
+
+
+def batches(folder: str) -> Any:
+    return isotrain.sources.stream(lambda: iter([rows(folder)]), SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "expected"),
+    [
+        (samples, 1, "loader: 1 worker process on each host for the training data"),
+        (batches, 1, "loader.workers: not used, as the training data are a stream"),
+        (rows, 2, "loader.workers: not used, as rows of arrays in memory are copied faster"),
+        (rows, 0, None),
+    ],
+)
+def test_the_plan_tells_of_workers(
+    tmp_path: Path, data: Any, count: int, expected: str | None
+) -> None:
+    run(tmp_path / "run", data=data, loader={"workers": count}, steps=1, epochs=None)
+    notes = json.loads((tmp_path / "run/plan.json").read_text())["notes"]
+    assert [note for note in notes if note.startswith("loader")] == ([expected] if expected else [])
 
 
 PROGRAM = """

@@ -13,6 +13,7 @@ import numpy as np
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.data.arrays import ArraySource
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.collate import Collate, Padding
 from isotrain.core.data.dataset import DataSet, as_dataset, changed
@@ -41,6 +42,7 @@ from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.collate import Pad
 from isotrain.core.spec.training_spec import NEED_TRAINING_DATA, TrainingSpec
+from isotrain.core.system.hardware import cores
 
 
 def load_data(spec: TrainingSpec) -> DataSet:
@@ -163,12 +165,27 @@ class DataLoaders:
         return steps_per_epoch(samples, self._global_batch_size, spec.drop_remainder)
 
     def notes(self) -> list[str]:
-        """Plan notes on options of the user's own data loaders that are not honoured, without repeats."""
+        """Plan notes on the data and on worker processes, without repeats."""
         sources = (self.data.train, *self.data.all_validation.values())
         notes = [each for source in sources for each in source_notes(source)]
         if self._order is not None and len(sizes := self._order.batch_sizes) > 2:
             notes.append(f"order: global batches have {min(sizes)} to {max(sizes)} samples")
-        return list(dict.fromkeys(notes))
+        return list(dict.fromkeys([*notes, *self._worker_notes()]))
+
+    def _worker_notes(self) -> list[str]:
+        """Notes on the worker processes for the training data; none without them."""
+        train, settings = self.data.train, self._workers_of_host(self.data.train)
+        if settings is None or not settings.count:
+            return []
+        if isinstance(train, ShardedStream | BatchStream):
+            return ["loader.workers: not used, as the training data are a stream"]
+        if isinstance(train, ArraySource) and train.in_memory and self._transform is None:
+            return ["loader.workers: not used, as rows of arrays in memory are copied faster"]
+        count, available = settings.count, cores()
+        note = (
+            f"loader: {count} worker process{'es' * (count > 1)} on each host for the training data"
+        )
+        return [f"{note}, with {available} cores here" if count > available else note]
 
     def training(self) -> Loader:
         """The loader of training batches for the local replicas."""
@@ -188,17 +205,21 @@ class DataLoaders:
         here = None if workers is None else replace(workers, count=0)
         return next(self._training(all_replicas, None, here).from_step(step))
 
-    def _workers(self, source: Any) -> WorkerSettings | None:
-        """Settings of this process's workers: its part of the host's, at least one of them.
-
-        Those of the spec come before those of a DataLoader, whose `worker_init_fn` stays.
-        """
+    def _workers_of_host(self, source: Any) -> WorkerSettings | None:
+        """Settings of a host's workers: the spec's, else those of a DataLoader, whose imports stay."""
         options, settings = self._spec.loader, source_workers(source)
-        if options.workers is not None:
-            own = settings or WorkerSettings(0)
-            settings = replace(
-                own, count=options.workers, prefetch=options.prefetch, start=options.start
-            )
+        if options.workers is None:
+            return settings
+        return replace(
+            settings or WorkerSettings(0),
+            count=options.workers,
+            prefetch=options.prefetch,
+            start=options.start,
+        )
+
+    def _workers(self, source: Any) -> WorkerSettings | None:
+        """Settings of this process's workers: its part of the host's, at least one of them."""
+        settings = self._workers_of_host(source)
         if settings is None:
             return None
         count, rest = divmod(settings.count, self._local_world_size)
