@@ -66,7 +66,7 @@ format: environment ## rewrite the sources in the project's style
 	$(VENV_PYTHON) -m ruff format
 
 docs: .venv-docs/complete ## the documentation as a site, in site/; only the first time needs a network
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 .venv-docs/complete: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
