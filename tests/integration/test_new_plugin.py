@@ -147,7 +147,7 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
     assert check == ["conformance", "lookahead"]  # as the test of the template runs it
     shown = call("-m", "isotrain", *listing, folder=installed.folder, variables=installed.variables)
     row, _ = (line for line in shown.splitlines() if line.startswith("| lookahead"))
-    assert row.count(" yes ") == 6  # and on the new backend
+    assert row.count(" yes ") == 7  # also on `numpy` and on the new backend
     shutil.copytree(EXAMPLES, installed.folder / "examples")
 
     def told(*arguments: str) -> str:

@@ -273,7 +273,7 @@ def _add_supervision_arguments(command: argparse.ArgumentParser) -> None:
         help="ranks whose output is shown, such as 0,3, or all (default: 0); the run directory has that of"
         " every rank",
     )
-    command.add_argument("--quiet", action="store_true", help="print nothing but the result")
+    command.add_argument("-q", "--quiet", action="store_true", help="print nothing but the result")
     command.add_argument(
         "--line-prefix",
         default="",
