@@ -120,6 +120,12 @@ class SlurmLauncher(SchedulerLauncher):
         usable = [each for each in host_slots if each.host not in self._excluded]
         return Allocation(tuple(usable)[:count])
 
+    def options_for(self, processes: int) -> Mapping[str, Any]:
+        nodes = self._nodes or 1
+        if self._tasks is not None or "SLURM_JOB_ID" in os.environ or processes % nodes:
+            return {}
+        return {"tasks_per_node": processes // nodes}
+
     def without(self, host: str) -> Mapping[str, Any]:
         nodes = len(self.allocation().host_slots) - 1
         if nodes == 0:

@@ -191,6 +191,17 @@ class Launcher(ABC):
         """
         return None
 
+    def options_for(self, processes: int) -> Mapping[str, Any]:
+        """Options, in addition to its own, with which its allocation has this many process slots.
+
+        Args:
+            processes: Number of processes that the requested replicas take.
+
+        Returns:
+            Options by name; empty where its own options, or the allocation of this process, decide.
+        """
+        return {}
+
     def refuses(self, adapter: Adapter, processes: int) -> str | None:
         """Reason why it cannot start runs of a backend; None: it can.
 

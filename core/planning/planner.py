@@ -70,7 +70,9 @@ def make_plan(
     adapter = host.backend(name)
     _require_available("backend", name, adapter.availability())
     resources, launcher_notes = (
-        (ClusterResources(layout), []) if layout else _resources(launcher, adapter, host)
+        (ClusterResources(layout), [])
+        if layout
+        else _resources(launcher, adapter, resolved_spec.strategy, replicas, host)
     )
     for choice in spec.loggers:
         logger = host.logger(choice.name, choice.options)
@@ -221,7 +223,11 @@ def _spec_fields(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
 
 
 def _resources(
-    launcher: LauncherChoice | None, adapter: Adapter, host: PluginManager
+    launcher: LauncherChoice | None,
+    adapter: Adapter,
+    strategy: Strategy,
+    replicas: int | None,
+    host: PluginManager,
 ) -> tuple[Resources, list[str]]:
     """Resources of the processes that a launcher will start, with a note if it cannot start them from here.
 
@@ -230,6 +236,11 @@ def _resources(
     """
     choice = launcher or LauncherChoice()
     planned_launcher = host.launcher(choice.name, choice.options)
+    if replicas:
+        processes = strategy.parallel_layout.for_replicas(replicas).processes(adapter, replicas)
+        if added := planned_launcher.options_for(len(processes)):
+            choice = LauncherChoice(choice.name, {**choice.options, **added})
+            planned_launcher = host.launcher(choice.name, choice.options)
     launcher_notes = why_not_from_here(planned_launcher)
     allocation = planned_launcher.allocation()
     require_launchable(planned_launcher, adapter, 1 if allocation is None else allocation.slots)

@@ -139,6 +139,17 @@ class TestSlurm:
         one = SlurmLauncher(nodes=1, tasks_per_node=3).allocation_in(recorded(name))
         assert one.host_slots == (HostSlots(3, "node1"),)
 
+    def test_requested_replicas_are_tasks_of_a_new_allocation(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "environ", {})
+        assert SlurmLauncher().options_for(4) == {"tasks_per_node": 4}
+        assert SlurmLauncher(nodes=2).options_for(4) == {"tasks_per_node": 2}
+        assert SlurmLauncher(nodes=3).options_for(4) == {}, "no number of tasks for each node fits"
+        assert SlurmLauncher(tasks_per_node=1).options_for(4) == {}
+        monkeypatch.setattr(os, "environ", recorded("sbatch-script"))
+        assert SlurmLauncher().options_for(4) == {}
+
     def test_more_than_was_allocated_is_refused(self) -> None:
         with pytest.raises(PlanError, match=r"3 were requested, and job 1 has 2 \(node\[1-2\]\)"):
             SlurmLauncher(nodes=3).allocation_in(recorded("sbatch-script"))
