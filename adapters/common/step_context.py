@@ -17,6 +17,7 @@ class CommonStepContext(StepContext):
 
     Attributes:
         communicates: Whether an objective has called a collective.
+        is_alone: Whether this replica tries a pass that the others do not take part in.
     """
 
     def __init__(self, spec: TrainingSpec, frozen: Mapping[str, Callable[..., Any]]) -> None:
@@ -30,6 +31,7 @@ class CommonStepContext(StepContext):
         self.values = {}
         self.frozen = frozen
         self.communicates = False
+        self.is_alone = False
         self._refusal = (
             "with gradient_accumulation_steps it would see the micro-batch alone. Leave that out"
             if spec.gradient_accumulation_steps > 1
@@ -54,6 +56,15 @@ class CommonStepContext(StepContext):
         self._refusal = (
             "a worker of a parameter-server run computes alone. Use strategy data-parallel"
         )
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Context of passes of this replica alone: batch normalizations use its samples."""
+        self.is_alone = True
+        try:
+            yield
+        finally:
+            self.is_alone = False
 
     @contextlib.contextmanager
     def local(self) -> Iterator[None]:

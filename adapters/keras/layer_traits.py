@@ -58,7 +58,8 @@ def layer_traits(layers: Iterable[keras.Layer], precision: str) -> list[LayerTra
 
 
 def _of_layer(layer: keras.Layer, precision: str) -> Iterator[Trait]:
-    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+    is_normalizing = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+    if is_normalizing and not keras_private.has_set_moments(layer):
         yield Trait.GLOBAL_STATISTICS if layer.synchronized else Trait.LOCAL_STATISTICS
     if keras_private.draws_random_numbers(layer) and not _never_draws(layer):
         yield Trait.RANDOM

@@ -25,9 +25,9 @@ _ALL = (
         "In training, each replica normalises with the mean and variance of its local batch, not of the"
         " global batch. So the loss curve depends on the number of replicas, on every backend alike. The"
         " moving statistics, which evaluation uses, are averaged over the replicas in every step.",
-        "Use a layer that normalises each sample on its own, such as layer or group normalisation. Or use"
-        " synchronised batch normalisation on a backend that has it. Or compare only runs with the same"
-        " number of replicas.",
+        "Set `batch_norm: global` to normalise over the global batch. Or use a layer that normalises each"
+        " sample on its own, such as layer or group normalisation. Or compare only runs with the same number"
+        " of replicas.",
     ),
     Rule(
         "ISO102",

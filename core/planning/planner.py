@@ -118,6 +118,7 @@ def _resolve(
     spec, strategy, count = resolved_spec.spec_with_model, resolved_spec.strategy, devices.replicas
     _require_framework(spec, adapter.framework)
     _require_step_contexts(spec, strategy, adapter)
+    _require_global_statistics(spec, strategy, adapter)
     notes_on_updates = _updates_notes(spec, strategy, adapter)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
@@ -337,6 +338,27 @@ def _require_step_contexts(spec: TrainingSpec, strategy: Strategy, adapter: Adap
         raise UnsupportedError(
             f"objective: step.{called[0]}: under strategy {strategy.name!r} each replica updates weights of"
             " its own, so that a loss over all replicas has no gradient. Use strategy data-parallel."
+        )
+
+
+def _require_global_statistics(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> None:
+    """Refuses batch normalization over the global batch where replicas do not compute it together.
+
+    Raises:
+        UnsupportedError: Strategy or backend cannot.
+    """
+    if spec.batch_norm == "local":
+        return
+    reason = None
+    if Capability.LOCAL_STEP in strategy.requires:
+        reason = f"under strategy {strategy.name!r} each replica updates weights of its own"
+    elif strategy.parallel_layout.name not in _UNSHARDED_LAYOUTS:
+        reason = f"strategy {strategy.name!r} computes the model in parts"
+    elif not adapter.has_step_contexts:
+        reason = f"backend {adapter.name!r} has no differentiable sums over replicas"
+    if reason is not None:
+        raise UnsupportedError(
+            f"batch_norm: global: {reason}. Use batch_norm: local, or strategy data-parallel."
         )
 
 

@@ -20,6 +20,8 @@ def batches_with_single_sample(spec: TrainingSpec, plan: Plan, samples: int | No
     sizes = [plan.global_batch_size] * bool(full)
     if rest and not spec.drop_remainder and not ends_before:
         sizes.append(rest)
+    if spec.batch_norm == "global":
+        return [size for size in sizes if size == 1]
     return [
         size
         for size in sizes

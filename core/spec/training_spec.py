@@ -311,6 +311,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         description="Patterns of the names of non-trainable state that each replica keeps for itself, such "
         "as *hidden; null for none.",
     )
+    batch_norm: Literal["local", "global"] = Field(
+        default="local",
+        description="Samples over which batch normalizations train: local (those of each replica), or "
+        "global (those of the global batch, for any number of replicas).",
+    )
     global_batch_size: Count | None = Field(
         default=None, description="Samples per step over all replicas; not with local_batch_size."
     )
@@ -456,6 +461,8 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
             hint = "with fewer replicas the global batch stays the same; local_batch_size makes it smaller"
             least = fields["min_replicas"]
             yield Problem("global_batch_size with min_replicas", ("min_replicas",), least, hint)
+        if fields.get("batch_norm") == "global":
+            yield from _global_statistics_problems(fields)
         if fields.get("compile") and fields.get("recompute"):
             hint = "the compiler itself decides what it keeps"
             yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)
@@ -665,6 +672,20 @@ def _update_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
         for names in (("loss", "objective"), ("optimizer",)):
             if all(_field(update, each) is None and fields.get(each) is None for each in names):
                 yield Problem("here, or for all updates in the spec", ("updates", name, names[-1]))
+
+
+def _global_statistics_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of fields with which a forward pass does not see the global batch once."""
+    others = {
+        "gradient_accumulation_steps": "a micro-batch is not the global batch",
+        "updates": "each update would move the statistics",
+        "recompute": "the backward pass would compute them again",
+        "compile": "a compiled step has no collectives",
+    }
+    for name, hint in others.items():
+        value = fields.get(name)
+        if (value and value != 1) or value is True:
+            yield Problem(f"batch_norm: local with {name}", ("batch_norm",), "global", hint)
 
 
 def _unevaluated_metrics(fields: Mapping[str, Any]) -> Iterator[Problem]:

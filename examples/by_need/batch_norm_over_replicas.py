@@ -1,7 +1,7 @@
 """How do I normalise over the whole global batch, and not over each replica's part of it?
 
-`synchronized=True` in a Keras layer. The result is then that of one replica. Keras has it on TensorFlow only;
-torch's `SyncBatchNorm` needs GPUs.
+`batch_norm: global` sums the statistics over the replicas. The result is then that of one replica, for native
+models of torch too. Keras' `synchronized=True` works on TensorFlow only, and torch's `SyncBatchNorm` on GPUs only.
 
     python examples/by_need/batch_norm_over_replicas.py
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 import isotrain
 
-BACKENDS = ("tf-mirrored", "tf-multiworker")
+BACKENDS = ("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
 
 
 def model() -> Any:
@@ -25,7 +25,7 @@ def model() -> Any:
         [
             keras.Input((8,)),
             keras.layers.Dense(16),
-            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.BatchNormalization(),
             keras.layers.Activation("tanh"),
             keras.layers.Dense(3),
         ]
@@ -47,6 +47,7 @@ spec = isotrain.TrainingSpec(
     data=data,
     loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
     optimizer={"name": "sgd", "lr": 0.125},
+    batch_norm="global",
     global_batch_size=32,
     epochs=2,
 )

@@ -23,8 +23,10 @@ from isotrain.adapters.keras.private.calls import (
     uncast,
 )
 from isotrain.adapters.keras.private.layers import (
+    Moments,
     draws_random_numbers,
     forget_losses,
+    has_set_moments,
     have_added_losses,
     hooks_of,
     intercept_assignments,
@@ -32,6 +34,7 @@ from isotrain.adapters.keras.private.layers import (
     layers_of,
     nodes_of,
     register_weights,
+    set_moments,
     set_path,
     standardized_inputs,
     sublayers_of,
@@ -77,7 +80,9 @@ PROBES = (
 """Probes of every private part that is used, each with a self-test."""
 
 __all__ = [
+    "Moments",
     "PROBES",
+    "has_set_moments",
     "have_added_losses",
     "disable_gradient_reduction",
     "OptionGroup",
@@ -110,6 +115,7 @@ __all__ = [
     "weighted_mean",
     "seeded_generators",
     "set_mask",
+    "set_moments",
     "set_probability_loss",
     "slots_of",
     "standardized_inputs",

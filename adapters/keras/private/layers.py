@@ -16,6 +16,7 @@ from isotrain.adapters.common.private_api import PrivateApiProbe, require
 from isotrain.adapters.keras.private.misc import patched_attribute
 
 Refuse = Callable[[Any], None]
+Moments = Callable[[Any, Any], tuple[Any, Any]]
 _watched: dict[int, tuple[weakref.ref[Any], Refuse]] = {}
 
 
@@ -255,6 +256,31 @@ def _probe_set_path() -> None:
     require(variable.path == "b/a", "a path that is set")
 
 
+def set_moments(layer: Any, make: Callable[[Moments], Moments]) -> None:
+    """Replaces the function by which a batch normalization gets mean and variance of its inputs.
+
+    Args:
+        layer: Batch normalization.
+        make: Takes the function of inputs and mask to mean and variance, and returns its replacement.
+    """
+    layer._moments = make(layer._moments)
+
+
+def has_set_moments(layer: Any) -> bool:
+    """Whether `set_moments` was called with a batch normalization."""
+    return "_moments" in vars(layer)
+
+
+def _probe_set_moments() -> None:
+    layer = keras.layers.BatchNormalization(momentum=0.0, epsilon=1e-9)
+    set_moments(layer, lambda _: lambda inputs, mask: (keras.ops.ones(1), 4 * keras.ops.ones(1)))
+    normalized = keras.ops.convert_to_numpy(layer(keras.ops.full((1, 1), 5.0), training=True))
+    require(
+        abs(float(normalized[0, 0]) - 2.0) < 1e-6, "normalized by mean and variance of a function"
+    )
+    require(has_set_moments(layer), "a function of its own")
+
+
 PROBES = (
     PrivateApiProbe("Variable._path", _probe_set_path),
     PrivateApiProbe("Layer._flatten_layers", _probe_layers_of),
@@ -265,6 +291,7 @@ PROBES = (
     PrivateApiProbe("Layer._loss_ids by identity", _probe_forget_losses),
     PrivateApiProbe("Layer.load_own_variables by Variable.assign", _probe_intercept_assignments),
     PrivateApiProbe("Layer._forward_hooks", _probe_hooks_of),
+    PrivateApiProbe("BatchNormalization._moments", _probe_set_moments),
     PrivateApiProbe("TorchLayer._track_variables", _probe_register_weights),
     PrivateApiProbe("Functional._nodes_by_depth and _standardize_inputs", _probe_functional_graph),
     PrivateApiProbe(

@@ -20,6 +20,7 @@ from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras import weights as keras_weights
+from isotrain.adapters.keras.batch_norm import normalize_globally
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.standalone_generators import UNSEEDED, standalone_generators
 from isotrain.adapters.tensorflow.base import private_api
@@ -162,6 +163,8 @@ class ReplicaTrainer:
         self.update = self._update_of(spec, trainable)
         self.step = TensorFlowStepContext(spec, self._frozen)
         self.objective = Objective.of(spec, "tensorflow", self.step)
+        if spec.batch_norm == "global" and isinstance(self.model, keras.Layer):
+            normalize_globally(keras_private.layers_of(self.model), self.step)
         if spec.compile and self.objective and self.objective.step:
             raise SpecError(
                 "compile: XLA compiles no collectives, and the objective takes the step, which has them."

@@ -538,7 +538,7 @@ class TorchReplicaGroup(ReplicaGroup):
         micro_batch = batch.slices[0][0]
         if self._takes_step:  # computing it could communicate
             return self.trainer.notes(micro_batch.inputs, micro_batch.targets)
-        with self.trainer.carry.preserving_state():
+        with self.trainer.carry.preserving_state(), self.trainer.step.alone():
             has_denominator = self.trainer.has_own_denominator(
                 micro_batch.inputs, micro_batch.targets
             )
@@ -550,7 +550,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def refuses_single_sample(self, batch: Batch) -> str | None:
         micro_batch = batch.slices[0][0]
         inputs, targets = map_tree(lambda rows: rows[:1], (micro_batch.inputs, micro_batch.targets))
-        with self.preserving_training_state():
+        with self.preserving_training_state(), self.trainer.step.alone():
             return self.trainer.untrainable_layer(inputs, targets)
 
     def _sum_of_step(self, tensor: torch.Tensor) -> torch.Tensor:

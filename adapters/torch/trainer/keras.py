@@ -23,6 +23,7 @@ from isotrain.adapters.keras import layer_traits as keras_layer_traits
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras import weights as keras_weights
+from isotrain.adapters.keras.batch_norm import normalize_globally
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.standalone_generators import standalone_generators
 from isotrain.adapters.torch.base import private_api
@@ -118,6 +119,8 @@ class KerasTrainer(ReplicaTrainer):
         self._spec = spec
         self.step = TorchStepContext(spec, self.frozen_models)
         self.objective = Objective.of(spec, "torch", self.step)
+        if spec.batch_norm == "global":
+            normalize_globally(keras_private.layers_of(self.model), self.step)
         self.trainable = {name: self._tensors[name] for name in self.trainable if name in names}
         self.frozen = {n: each for n, each in self._tensors.items() if n not in self.trainable}
         self._variables = [self._by_name[name] for name in self.trainable]
@@ -219,7 +222,8 @@ class KerasTrainer(ReplicaTrainer):
                 " false. Leave one of the two out."
             )
         takes_step = self.objective is not None and self.objective.step is not None
-        is_captured = spec.capture and not (training and spec.recompute) and not takes_step
+        communicates = takes_step or spec.batch_norm == "global"
+        is_captured = spec.capture and not (training and spec.recompute) and not communicates
         if not is_captured:
             return compute
         carried = list(self._carried.values())

@@ -17,6 +17,7 @@ from isotrain.adapters.common.objective import Objective
 from isotrain.adapters.common.outputs import as_plain_tree
 from isotrain.adapters.common.seeds import SEED_MASK, seed_offset
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.batch_norm import normalize_globally
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.recompute import recompute
 from isotrain.adapters.torch.loss.objective import objective_computer
@@ -125,6 +126,8 @@ class NativeTrainer(ReplicaTrainer):
         self._spec = spec
         self.step = TorchStepContext(spec, self.frozen_models)
         self.objective = Objective.of(spec, "torch", self.step)
+        if spec.batch_norm == "global":
+            normalize_globally(self.model, self.step)
         self._clip = spec.clip
         self.trainable = trainable
         parameters = self.model.named_parameters()

@@ -1,0 +1,162 @@
+"""`batch_norm: global`: results equal those of one replica, on every backend."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.isolated import run_isolated
+
+import isotrain
+from isotrain.core.errors import SpecError, UnsupportedError
+from isotrain.testing.native_equality import trained
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = 26
+"""Global batches of 8, 8, 8 and 2: uneven over three replicas, and the last leaves one without samples."""
+
+
+def images() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    labels = random.integers(3, size=SAMPLES)
+    return random.normal(size=(SAMPLES, 5, 5, 2)) + labels[:, None, None, None], labels
+
+
+def portable() -> Any:
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((5, 5, 2)),
+            layers.Conv2D(3, 3),
+            layers.BatchNormalization(momentum=0.75),
+            layers.Activation("tanh"),
+            layers.Flatten(),
+            layers.Dense(4),
+            layers.BatchNormalization(scale=False),
+            layers.Dense(3),
+        ]
+    )
+
+
+def native() -> Any:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(5, 3, (3, 2)),  # the images' rows are its channels
+        nn.BatchNorm2d(3),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(9, 4),
+        nn.BatchNorm1d(4, affine=False, momentum=None),
+        nn.Linear(4, 3),
+    )
+
+
+MODELS: dict[str, Any] = {"portable": portable, "native": {"torch": native}}
+
+
+def spec(model: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": MODELS[model],
+        "data": images,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+        "global_batch_size": 8,
+        "epochs": 2,
+        "seed": 3,
+        "precision": "float64",
+        "threads": 1,
+        **fields,
+    }
+
+
+@functools.cache
+def by_one_replica(model: str) -> dict[str, Any]:
+    """Results of one replica with local statistics, as the framework computes them."""
+    return trained(spec(model), "torch-ddp", 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "replicas"),
+    [
+        ("portable", "torch-ddp", 3),
+        ("portable", "tf-mirrored", 3),
+        ("portable", "tf-multiworker", 2),
+        ("portable", "horovod-torch", 2),
+        ("portable", "horovod-tf", 3),
+        ("native", "torch-ddp", 1),
+        ("native", "torch-ddp", 3),
+        ("native", "horovod-torch", 2),
+    ],
+)
+def test_equals_one_replica(model: str, backend: str, replicas: int) -> None:
+    """Losses, weights and moving statistics are those of one replica, to 1e-12."""
+    found, expected = (
+        trained(spec(model, batch_norm="global"), backend, replicas),
+        by_one_replica(model),
+    )
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-12)
+    assert set(found["weights"]) == set(expected["weights"])
+    for name, weight in expected["weights"].items():
+        np.testing.assert_allclose(found["weights"][name], weight, rtol=1e-11, atol=1e-12)
+
+
+def test_local_statistics_differ() -> None:
+    """The same run without the field depends on the number of replicas: the test can fail."""
+    found, expected = trained(spec("portable"), "torch-ddp", 2), by_one_replica("portable")
+    assert not np.allclose(found["loss"], expected["loss"], rtol=1e-3)
+
+
+def test_masked_inputs_are_left_out(tmp_path: Path) -> None:
+    """With a mask, mean and variance are those of the entries that count."""
+    run_isolated(_compare_masked, spec("portable"), "torch-ddp", tmp_path / "run")
+
+
+def _compare_masked(_: isotrain.Session) -> None:
+    import keras
+
+    from isotrain.adapters.keras.batch_norm import normalize_globally
+
+    class Step:
+        is_alone = False
+
+        def sum(self, tensor: Any) -> Any:
+            return tensor
+
+    random = np.random.default_rng(1)
+    inputs, mask = random.normal(size=(4, 6, 3)), random.integers(2, size=(4, 6)).astype(bool)
+    layer = keras.layers.BatchNormalization(momentum=0.5, dtype="float64")
+    expected = keras.ops.convert_to_numpy(layer(inputs, training=True, mask=mask))
+    other = keras.layers.BatchNormalization(momentum=0.5, dtype="float64")
+    normalize_globally([other], Step())  # type: ignore[arg-type]
+    found = keras.ops.convert_to_numpy(other(inputs, training=True, mask=mask))
+    # Keras adds its epsilon of 1e-7 to the number of entries
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"gradient_accumulation_steps": 2},
+        {"recompute": "*"},
+        {"compile": True},
+    ],
+)
+def test_refuses_fields_that_split_the_pass(fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="batch_norm"):
+        isotrain.plan(
+            spec("portable", batch_norm="global", **fields), backend="torch-ddp", replicas=2
+        )
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd", "pipeline", "parameter-server"])
+def test_refuses_strategies_that_do_not_compute_together(strategy: str) -> None:
+    fields = {"batch_norm": "global", "strategy": strategy}
+    with pytest.raises(UnsupportedError, match="batch_norm: global"):
+        isotrain.plan(spec("portable", **fields), backend="torch-ddp", replicas=2)
