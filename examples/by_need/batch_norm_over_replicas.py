@@ -1,7 +1,7 @@
 """How do I normalise over the whole global batch, and not over each replica's part of it?
 
 `batch_norm: global` sums the statistics over the replicas. The result is then that of one replica, for native
-models of torch too. Keras' `synchronized=True` works on TensorFlow only, and torch's `SyncBatchNorm` on GPUs only.
+models of torch too. Keras has `synchronized=True` on TensorFlow only, and torch `SyncBatchNorm` on GPUs only.
 
     python examples/by_need/batch_norm_over_replicas.py
 """

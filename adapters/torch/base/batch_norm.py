@@ -46,7 +46,7 @@ class _GlobalBatchNorm:
         is_evaluated = not module.training and module.running_mean is not None
         if is_evaluated or self._step.is_alone:
             return self._local_forward(inputs)
-        module._check_input_dim(inputs)
+        private_api.check_dimensions(module, inputs)
         values = inputs if inputs.dtype == torch.float64 else inputs.float()
         reduced = [axis for axis in range(values.ndim) if axis != 1]
         shape = [-1 if axis == 1 else 1 for axis in range(values.ndim)]

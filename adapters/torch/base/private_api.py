@@ -160,6 +160,11 @@ def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm)
 
 
+def check_dimensions(module: nn.Module, inputs: torch.Tensor) -> None:
+    """Raises `ValueError` where inputs do not have the dimensions that a batch normalisation takes."""
+    module._check_input_dim(inputs)
+
+
 def is_dropout(module: nn.Module) -> bool:
     """Whether a module is a dropout of any kind, with a rate above 0."""
     return isinstance(module, _DropoutNd) and module.p > 0
@@ -170,6 +175,7 @@ def _probe_module_classes() -> None:
     dropping = (nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5))
     require(all(map(is_batch_norm, normalizing)), "every batch normalisation is a _BatchNorm")
     require(all(map(is_dropout, dropping)), "every dropout is a _DropoutNd, its rate in `p`")
+    check_dimensions(nn.BatchNorm1d(1), torch.zeros(2, 1))
     others = (*dropping, nn.LayerNorm(1), nn.Dropout(0.0))
     require(not any(map(is_batch_norm, others)), "nothing else is a _BatchNorm")
     require(
