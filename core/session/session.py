@@ -170,7 +170,7 @@ class Session:
 
     @property
     def skipped_steps(self) -> int:
-        """Number of steps so far that `on_nan: skip` has left out."""
+        """Number of steps so far, or of updates of steps, that `on_nan: skip` has left out."""
         return self._trainer_state.skipped_steps
 
     @property
