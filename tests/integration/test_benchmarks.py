@@ -281,6 +281,22 @@ def test_smallest_selection_trains() -> None:
     assert done.stdout == "All 2 train the same.\n"
 
 
+@pytest.mark.examples
+def test_samples_are_loaded_by_hand_and_by_isotrain() -> None:
+    command = [sys.executable, "-m", "benchmarks.data", "--workload", "texts", "--replicas", "1"]
+    command += ["--scale", "0.005", "--epochs", "3", "--rounds", "1", "--workers", "1", "--goals"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stderr
+    rows = [
+        line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| texts | 1")
+    ]
+    names = ["torch by hand", "isotrain/torch-ddp", "isotrain/torch-ddp, by-length"]
+    assert [row[2] for row in rows] == names
+    assert [bool(row[4]) for row in rows] == [False, True, True]
+    assert all(float(row[column].split()[0]) > 0 for row in rows for column in (3, 5))
+    assert "| texts, 1 x isotrain/torch-ddp, by-length, samples per second to" in done.stdout
+
+
 def test_a_table_and_its_rows_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

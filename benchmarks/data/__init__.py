@@ -1,0 +1,1 @@
+"""Loading of images, audio, texts and streams, beside loaders by hand."""

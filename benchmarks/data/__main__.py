@@ -1,0 +1,203 @@
+"""Loaders by hand and isotrain's: samples per second, and processor time per sample.
+
+    python -m benchmarks.data                        # all workloads at a tenth of their size
+    python -m benchmarks.data --goals --scale 1      # and which goals are reached
+    python -m benchmarks.data --workload images --replicas 1 --workers 2 --rounds 5
+
+Every run is a program of its own; runs of a round follow each other in a random order, and ratios are taken
+within a round. The first and the last epoch of a run are not timed. Reported are medians with 95 % bootstrap
+intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from benchmarks.data.contenders import CONTENDERS, Contender
+from benchmarks.data.job import Job
+from benchmarks.data.workloads import SAMPLES, workload
+from benchmarks.statistics import Estimate, median
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LIMIT_SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A contender on a workload with a number of replicas."""
+
+    contender: Contender
+    workload: str
+    replicas: int
+
+    def __str__(self) -> str:
+        return f"{self.workload}, {self.replicas} x {self.contender.name}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Figures of one run.
+
+    Attributes:
+        rate: Samples per second.
+        processor: Processor time per sample, in milliseconds, of all processes.
+        reads: Records of the stream that were read for each that was trained on; 0 where none is counted.
+    """
+
+    rate: float
+    processor: float
+    reads: float
+
+
+def main() -> int:
+    """Measures what was asked for; 1 where a contender fails."""
+    options = _options()
+    cells = [
+        Cell(contender, name, replicas)
+        for name in options.workload or SAMPLES
+        for replicas in map(int, options.replicas.split(","))
+        for contender in CONTENDERS
+        if name in contender.workloads and replicas <= contender.replicas
+    ]
+    for name in {cell.workload for cell in cells}:
+        print(f"files: {workload(name, options.scale).folder}", file=sys.stderr)
+    generator = np.random.default_rng(options.seed)
+    runs: dict[Cell, list[Measured]] = {cell: [] for cell in cells}
+    with contextlib.suppress(KeyboardInterrupt):
+        for number in range(options.rounds):
+            for index in generator.permutation(len(cells)):
+                cell = cells[index]
+                measured = _run(cell, options)
+                runs[cell].append(measured)
+                text = f"{measured.rate:.0f} samples/s, {measured.processor:.3f} ms per sample"
+                print(f"{number + 1}/{options.rounds} {cell}: {text}", file=sys.stderr, flush=True)
+    print(table(runs))
+    if options.goals:
+        print(goals(runs))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", action="append", choices=list(SAMPLES))
+    parser.add_argument("--replicas", default="1,2", help="such as 1,2")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes on the host")
+    parser.add_argument("--scale", type=float, default=0.1, help="fraction of the samples")
+    parser.add_argument("--epochs", type=int, default=4, help="two of them are not timed")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each contender")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the runs")
+    parser.add_argument("--goals", action="store_true", help="say which goals are reached")
+    return parser.parse_args()
+
+
+def _run(cell: Cell, options: argparse.Namespace) -> Measured:
+    """Runs a contender once."""
+    with TemporaryDirectory() as folder:
+        job = Job(
+            cell.workload,
+            options.scale,
+            cell.replicas,
+            options.workers,
+            options.epochs,
+            folder,
+            cell.contender.options,
+        )
+        variables = {**os.environ, **job.variables(), "PYTHONPATH": str(_ROOT)}
+        variables |= {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+        command = cell.contender.command(cell.replicas)
+        done = subprocess.run(
+            command,
+            env=variables,
+            cwd=_ROOT,
+            timeout=_LIMIT_SECONDS,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        times = Path(folder, "times.json")
+        if done.returncode or not times.exists():
+            raise SystemExit(f"{cell}: ended with {done.returncode}.\n{done.stderr[-3000:]}")
+        seen, reads = json.loads(times.read_text()), Path(folder, "reads")
+        samples = job.timed_samples
+        read = reads.stat().st_size / (job.work.samples * job.epochs) if reads.exists() else 0.0
+    return Measured(samples / seen["wall"], 1e3 * seen["processor"] / samples, read)
+
+
+def _ratio(runs: dict[Cell, list[Measured]], cell: Cell) -> Estimate | None:
+    """Samples per second as a multiple of the reference's, taken within each round."""
+    for other, reference in runs.items():
+        is_alike = (other.workload, other.replicas) == (cell.workload, cell.replicas)
+        if is_alike and other.contender.name == cell.contender.reference:
+            pairs = zip(runs[cell], reference, strict=False)
+            return median(np.array([own.rate / by_hand.rate for own, by_hand in pairs]))
+    return None
+
+
+def table(runs: dict[Cell, list[Measured]]) -> str:
+    """The figures as a Markdown table."""
+    lines = [
+        "| workload | replicas | contender | samples per second | times the reference | processor ms per"
+        " sample | records read |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell, measured in runs.items():
+        if not measured:
+            continue
+        rate = median(np.array([each.rate for each in measured])).text(digits=0)
+        processor = median(np.array([each.processor for each in measured])).text()
+        ratio = _ratio(runs, cell)
+        texts = [rate, "" if ratio is None else ratio.text(digits=2), processor]
+        reads = f"{measured[0].reads:.2f}" if measured[0].reads else ""
+        names = [cell.workload, str(cell.replicas), cell.contender.name]
+        lines.append(f"| {' | '.join([*names, *texts, reads])} |")
+    return "\n".join(lines)
+
+
+def goals(runs: dict[Cell, list[Measured]]) -> str:
+    """Figures and bounds of the goals, as a Markdown table; reached where the median is."""
+    rows = ["| goal | figure | reached |", "|---|---|---|"]
+    for text, figure, bound, is_least in _goal_figures(runs):
+        reached = figure.value >= bound if is_least else figure.value <= bound
+        words = "at least" if is_least else "at most"
+        rows.append(
+            f"| {text}: {words} {bound} | {figure.text(digits=2)} | {'yes' if reached else 'no'} |"
+        )
+    return "\n".join(rows)
+
+
+def _goal_figures(
+    runs: dict[Cell, list[Measured]],
+) -> Iterator[tuple[str, Estimate, float, bool]]:
+    """The text, figure and bound of each goal, and whether the bound is the least that is to be reached."""
+    for cell, measured in runs.items():
+        name = cell.contender.name
+        if not name.startswith("isotrain") or not measured:
+            continue
+        ratio = _ratio(runs, cell)
+        if ratio is not None:
+            bound = 1.5 if "by-length" in name else 0.98
+            yield f"{cell}, samples per second to {cell.contender.reference}", ratio, bound, True
+        if cell.replicas == 2 and runs.get(one := Cell(cell.contender, cell.workload, 1)):
+            pairs = zip(measured, runs[one], strict=False)
+            processor = median(np.array([two.processor / each.processor for two, each in pairs]))
+            yield f"{cell}, processor time per sample to 1 replica", processor, 1.05, False
+        if measured[0].reads:
+            reads = median(np.array([each.reads for each in measured]))
+            yield f"{cell}, records read per record", reads, 1.0, False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

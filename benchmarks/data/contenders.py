@@ -1,0 +1,56 @@
+"""The programs that are compared, each for some workloads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from benchmarks.data.workloads import SAMPLES
+
+_BY_POSITION = ("images", "audio", "texts")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A program that trains on samples which it loads.
+
+    Attributes:
+        name: Name of the contender.
+        program: Name of its file in `programs`.
+        workloads: Workloads that it can load.
+        reference: The contender by hand that it is compared to.
+        options: Options of the program.
+        replicas: Largest number of its replicas.
+    """
+
+    name: str
+    program: str
+    workloads: tuple[str, ...]
+    reference: str
+    options: str = ""
+    replicas: int = 2
+
+    def command(self, replicas: int) -> list[str]:
+        """The command line that starts it."""
+        module = ["-m", f"benchmarks.data.programs.{self.program}"]
+        if self.program != "torch_by_hand" or replicas == 1:
+            return [sys.executable, *module]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={replicas}"]
+        return [sys.executable, *launcher, *module]
+
+
+CONTENDERS = (
+    Contender("torch by hand", "torch_by_hand", tuple(SAMPLES), ""),
+    Contender("isotrain/torch-ddp", "with_isotrain", tuple(SAMPLES), "torch by hand", "torch-ddp"),
+    Contender(
+        "isotrain/torch-ddp, by-length",
+        "with_isotrain",
+        ("texts",),
+        "isotrain/torch-ddp",
+        "torch-ddp,by-length",
+    ),
+    Contender("tf.data by hand", "tf_by_hand", ("images",), "", replicas=1),
+    Contender(
+        "isotrain/tf-mirrored", "with_isotrain", ("images",), "tf.data by hand", "tf-mirrored"
+    ),
+)

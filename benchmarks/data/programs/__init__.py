@@ -1,0 +1,1 @@
+"""The programs of the contenders, each one run."""
