@@ -140,6 +140,34 @@ def test_padding_changes_no_result(backend: str, replicas: int, variant: str) ->
         np.testing.assert_allclose(row[:tokens], reference[:tokens], rtol=0, atol=1e-12)
 
 
+COUNTS_PADDING = {
+    "padding": {"loss": {"name": "sparse_categorical_crossentropy", "from_logits": True}},
+    "function": {
+        "collate": padded_by_torch,
+        "loss": None,
+        "objective": lambda model, batch: model(batch[0]).mean((1, 2)),
+    },
+}
+
+
+@pytest.mark.parametrize("case", COUNTS_PADDING)
+def test_a_loss_that_counts_padding_is_refused_on_several_replicas(
+    case: str, tmp_path: Path
+) -> None:
+    collate = {"pad": {"tokens": 0, "labels": 0}}
+    spec = SPEC | {"collate": collate} | COUNTS_PADDING[case] | {"steps": 2, "epochs": None}
+    with pytest.raises(isotrain.RunFailedError, match=r"(?s)padded to widths of their own.*ISO301"):
+        isotrain.run(spec, backend="torch-ddp", replicas=2, run_directory=tmp_path / "refused")
+    for changes, replicas in (({}, 1), ({"ignore": ["ISO301"]}, 2)):
+        isotrain.run(
+            spec | changes,
+            backend="torch-ddp",
+            replicas=replicas,
+            run_directory=tmp_path / str(replicas),
+            on_event=lambda _: None,
+        )
+
+
 def module_of_static_lengths() -> Any:
     """A module whose Python computes with the length of the tokens."""
     import tensorflow as tf

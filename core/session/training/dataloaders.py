@@ -14,15 +14,17 @@ from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.data.arrays import ArraySource
-from isotrain.core.data.batch import Batch
+from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.collate import Collate, Padding
 from isotrain.core.data.dataset import DataSet, as_dataset, changed
+from isotrain.core.data.fetch import BatchPositions, Fetcher, TransformedBatches
 from isotrain.core.data.host_reader.host_reader import HostReader
 from isotrain.core.data.loader import Loader, ToDevice
 from isotrain.core.data.map_style import with_collate
 from isotrain.core.data.order.named_orders import ordered
 from isotrain.core.data.order.order import MakeOrder, Order, sequential, shuffled
 from isotrain.core.data.order.samples import Samples
+from isotrain.core.data.pytree import map_parts
 from isotrain.core.data.refusals import TRANSFORM
 from isotrain.core.data.sampler import steps_per_epoch
 from isotrain.core.data.sources import (
@@ -327,6 +329,17 @@ class DataLoaders:
             shares_cores=self._shares_cores,
             workers=self._workers(source),
         )
+
+    def first_samples(self, start: int, stop: int, count: int) -> Slice:
+        """Training samples `start` to `stop` of the first `count`, as a slice made of them alone.
+
+        Generators are as before, so that a data set that draws random numbers does not notice.
+        """
+        transformed = TransformedBatches(self._transform, self._spec.seed)
+        fetcher = Fetcher(self.data.train, transformed, self._spec.seed)
+        indices = np.arange(count)
+        parts = fetcher.fetch(BatchPositions(0, 0, indices[start:stop], indices))
+        return Slice(*map_parts(self.to_device, parts), stop - start, 1.0)
 
     def to_device(self, array: np.ndarray) -> Any:
         """Tensor on the device, of an array's shape, in the precision of the spec.

@@ -15,6 +15,7 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.pytree import leaves, map_parts
 from isotrain.core.data.refusals import LOSS, RefusedError
+from isotrain.core.data.sources import collates
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.session.training.consensus import Consensus
 from isotrain.core.session.training.context import SessionContext
@@ -41,6 +42,12 @@ _NORMALIZED = (
 _STATISTICS = (Trait.LOCAL_STATISTICS, Trait.GLOBAL_STATISTICS)
 
 
+_PADDED = (
+    ", which are padded to widths of their own. Does the loss count padding, or does padding reach other"
+    " predictions? Losses with ignore_class, masks or isotrain.weighted leave it out; or pad to one length"
+)
+
+
 def is_known_mean(spec: TrainingSpec, framework: str) -> bool:
     """Whether all losses for the framework are built-in ones that are a mean over samples."""
     losses = spec.losses(framework).values()
@@ -61,7 +68,8 @@ class LossCheck:
         spec, plan = session_context.spec, session_context.plan
         self._group, self._strategy = session_context.group, session_context.strategy
         self._reporter = reporter
-        self._is_mean = all(
+        self._loaders = session_context.loaders
+        self._is_mean = not collates(self._loaders.data.train) and all(
             is_known_mean(each, plan.framework) for each in spec.update_specs.values()
         )
         self._tolerance = _TOLERANCES.get(spec.precision, _LOW_PRECISION_TOLERANCE)
@@ -98,7 +106,13 @@ class LossCheck:
         """
         if self._is_mean:
             return None
-        whole, parts = _trial_batches(self._group, batch)
+        count = min(self._loaders.samples_per_epoch or 0, _MAX_SAMPLES)
+        is_collated = batch.varying_widths and count > 1
+        whole, parts = (
+            self._collated_batches(batch, count)
+            if is_collated
+            else _trial_batches(self._group, batch)
+        )
         with self._group.preserving_training_state():
             loss = self._loss([whole])
             if self._group.objective_communicates():
@@ -117,7 +131,21 @@ class LossCheck:
             raise UnsupportedError(
                 _NORMALIZED.format(self._normalizing_layers() or ", ".join(moved))
             )
-        return f"the loss of a batch is {loss:.6g}, the mean of those of its two parts {mean:.6g}"
+        difference = (
+            f"the loss of a batch is {loss:.6g}, the mean of those of its two parts {mean:.6g}"
+        )
+        return difference + (_PADDED if is_collated else "")
+
+    def _collated_batches(self, batch: Batch, count: int) -> tuple[Batch, tuple[Batch, Batch]]:
+        """A batch of the first samples, on all replicas, and those that a third and the rest of them make."""
+        cut = max(1, count // 3)
+        whole, first, rest = (
+            replace(
+                batch, slices=((self._loaders.first_samples(*rows, count),),) * len(batch.slices)
+            )
+            for rows in ((0, count), (0, cut), (cut, count))
+        )
+        return whole, (first, rest)
 
     def _moving_state(self) -> dict[str, np.ndarray]:
         """Moving statistics and other non-trainable numbers, any shape, by name. Local."""
