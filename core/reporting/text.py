@@ -164,6 +164,8 @@ def result(result: Any) -> str:
         for name, value in result.strategy_report.items()
         if not isinstance(value, Mapping)
     }
+    if read := result.data_read:
+        rows.append(("stream", f"{read['samples']:,} samples read per host, {size(read['bytes'])}"))
     if measured:
         rows.append((result.plan["strategy"], text_of(measured)))
     rows.append(("run directory", str(result.run_directory)))

@@ -105,6 +105,7 @@ def train(session: Session) -> dict[str, Any] | None:
         last_loss=last_loss,
         metrics=metrics,
         strategy_report=session.strategy_report,
+        data_read=session.data_read,
         stopped_early=session.steps_done < session.total_steps,
         timings=session.stopwatch.timings(),
         plan=session.plan.to_dict(),

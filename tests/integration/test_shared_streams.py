@@ -99,6 +99,10 @@ def test_a_stream_is_read_once(backend: str, replicas: int, tmp_path: Path) -> N
     plain = run(alone, backend, replicas, tmp_path / "plain")
     assert shared.history.loss == plain.history.loss
     assert shared.metrics == plain.metrics
+    size = 4 * (4 + 1)
+    assert shared.data_read == {"samples": 2 * SAMPLES, "bytes": 2 * SAMPLES * size}
+    readers = 1 if backend == "tf-mirrored" else replicas
+    assert plain.data_read["samples"] == 2 * SAMPLES * readers
     processes, rows = read(tmp_path / "read" / "train")
     assert processes == 1
     assert rows == [*range(SAMPLES)] * 2

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from isotrain.core.data.pytree import decode_tree
+from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
@@ -119,6 +120,7 @@ class HostReader:
         stream_state: StreamState | None,
         replicas: int,
         local_replicas: Sequence[int],
+        count: ReadCount,
     ) -> Iterator[GlobalBatch]:
         """The rows of local replicas in the global batches of a stream, from a step to the run's end.
 
@@ -131,6 +133,7 @@ class HostReader:
             stream_state: State of the stream at that step or earlier; None to read from its start.
             replicas: Number of replicas in the run.
             local_replicas: Indices of the replicas in this process.
+            count: Count that becomes the reader's, of what it has read of the stream.
         """
         channel = self._connect()
         try:
@@ -148,6 +151,7 @@ class HostReader:
                 self._send(channel, {})
             while "size" in (message := self._receive(channel)).header:
                 batch = _received(message, stream_state)
+                vars(count).update(message.header["read"])
                 stream_state = batch.stream_state
                 del message
                 yield batch
@@ -255,7 +259,8 @@ class SharedStream(BatchStream):
         local_replicas: Sequence[int],
     ) -> Iterator[GlobalBatch]:
         """The rows of local replicas in the global batches, as `HostReader.read`."""
-        return self._reader.read(self._name, cut, step, stream_state, replicas, local_replicas)
+        reading = (self._name, cut, step, stream_state)
+        return self._reader.read(*reading, replicas, local_replicas, self.read_count)
 
 
 def _read_by_another() -> NoReturn:

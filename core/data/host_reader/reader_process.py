@@ -15,6 +15,7 @@ import numpy as np
 from isotrain.core.data import sampler
 from isotrain.core.data.host_reader.host_reader import BATCHES_AHEAD, peer_pid, socket_address
 from isotrain.core.data.pytree import encode_tree, map_parts
+from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut, global_batches
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
@@ -44,10 +45,14 @@ class _Reading:
         error: Text of the error that ended it, or None.
         pids: Processes that take or took part.
         clients: Those that take part now.
+        count: Count of what was read of the stream.
     """
 
-    def __init__(self, key: Any, step: int, batches: Iterator[GlobalBatch]) -> None:
+    def __init__(
+        self, key: Any, step: int, batches: Iterator[GlobalBatch], count: ReadCount
+    ) -> None:
         self.key = key
+        self.count = count
         self.batches: dict[int, GlobalBatch] = {}
         self.next_step = step
         self.has_ended = False
@@ -190,7 +195,7 @@ class _Server:
             state = None if header["state"] is None else StreamState(**header["state"])
             cut, stream = StreamCut(**header["cut"]), self._streams[header["stream"]]
             batches = global_batches(stream, cut, header["step"], state)
-            reading = _Reading(key, header["step"], batches)
+            reading = _Reading(key, header["step"], batches, stream.read_count)
             self._readings.append(reading)
         reading.pids.add(pid)
         reading.clients.append(client)
@@ -217,7 +222,7 @@ class _Server:
                 batch = reading.batches[client.step]
                 client.step += 1
                 client.requested -= 1
-                _send_batch(client, batch)
+                _send_batch(client, reading, batch)
             if client.requested and reading.has_ended:
                 client.requested = 0
                 client.channel.send(
@@ -227,13 +232,14 @@ class _Server:
             self._leave(client)
 
 
-def _send_batch(client: _Client, batch: GlobalBatch) -> None:
+def _send_batch(client: _Client, reading: _Reading, batch: GlobalBatch) -> None:
     rows = client.rows_of(batch.size)
     arrays: list[np.ndarray] = []
     header = {
         "size": batch.size,
         "fingerprint": batch.fingerprint,
         "first_row": rows.start,
+        "read": asdict(reading.count),
         "parts": encode_tree(map_parts(lambda array: array[rows], batch.parts), arrays),
     }
     if batch.stream_state is not client.state:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from isotrain.core.data.pytree import leaves
 from isotrain.core.data.streaming.rebatch import next_sample
 from isotrain.core.data.streaming.stream_state import StreamState, StreamStateHandler
 from isotrain.core.errors import DataError
@@ -14,6 +17,34 @@ from isotrain.core.errors import DataError
 Change = Callable[[Any], Any]
 Batched = Callable[[Iterator[Any]], Iterator[Any]]
 """A function from an iterator over samples to one over batches."""
+
+
+@dataclass
+class ReadCount:
+    """Count of what was read of a stream.
+
+    Attributes:
+        samples: Number of samples.
+        bytes: Bytes of their arrays.
+    """
+
+    samples: int = 0
+    bytes: int = 0
+
+    def add(self, batch: Any) -> None:
+        """Counts a batch."""
+        self.samples += rows_of(batch)
+        self.bytes += sum(_nbytes(leaf) for _, leaf in leaves(batch, "", lists=True))
+
+
+def _nbytes(leaf: Any) -> int:
+    """Bytes of an array or tensor; 0 for anything else."""
+    if hasattr(leaf, "nbytes"):
+        return int(leaf.nbytes)
+    size = getattr(getattr(leaf, "dtype", None), "size", 0)  # of a tensor of TensorFlow
+    return math.prod(leaf.shape) * size if isinstance(size, int) and size else 0
+
+
 _END = object()
 """Value after the last batch of a reading."""
 
@@ -37,6 +68,7 @@ class StreamEpoch:
         *,
         state_seconds: float | None,
         change: Change | None,
+        count: ReadCount,
         batched: Batched | None = None,
         is_repeated: bool = False,
     ) -> None:
@@ -48,6 +80,7 @@ class StreamEpoch:
             stream_state: State in this epoch to continue from; None for its start.
             state_seconds: Seconds between two states that are kept, which may be large; None to keep none.
             change: Function applied to each batch.
+            count: Count to which what is read is added.
             batched: Function from samples to batches, for a stream that yields samples; it reads those of a
                 batch when the batch is requested.
             is_repeated: Whether to read the stream again where it ends.
@@ -64,6 +97,7 @@ class StreamEpoch:
         self._state_seconds = state_seconds
         self._state_time: float | None = None
         self._change = change
+        self._count = count
 
     def _open(self, stream_state: StreamState | None) -> None:
         """Starts a reading, from the saved state if there is one."""
@@ -100,6 +134,7 @@ class StreamEpoch:
                 self._epoch, self.samples_read, state, next_sample(batch)
             )
         self.samples_read += rows_of(batch)
+        self._count.add(batch)
         return batch if self._change is None else self._change(batch)
 
     def _first_of_next_reading(self) -> Any:

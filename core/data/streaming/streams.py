@@ -14,7 +14,13 @@ from isotrain.core.data.arrays import as_array, as_inputs_and_targets
 from isotrain.core.data.collate import NO_SAMPLES, Collate, Collator
 from isotrain.core.data.pytree import leaves, map_tree
 from isotrain.core.data.streaming.sample_streams import batches_of, is_iterable_dataset
-from isotrain.core.data.streaming.stream_epoch import Batched, Change, StreamEpoch, rows_of
+from isotrain.core.data.streaming.stream_epoch import (
+    Batched,
+    Change,
+    ReadCount,
+    StreamEpoch,
+    rows_of,
+)
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.errors import DataError
 
@@ -45,14 +51,15 @@ class FirstEpoch:
         batches: Copies of its batches, as streams may reuse their arrays; None if it is too large.
     """
 
-    def __init__(self, batches: Iterable[Any]) -> None:
-        """Reads all batches."""
+    def __init__(self, batches: Iterable[Any], count: ReadCount) -> None:
+        """Reads all batches, and counts them."""
         self.samples = 0
         self.batches: list[Any] | None = []
         free_bytes = MOST_BYTES
         silent_until = time.monotonic() + SILENT_SECONDS
         for batch in batches:
             self.samples += rows_of(batch)
+            count.add(batch)
             if time.monotonic() > silent_until:
                 silent_until = float("inf")
                 warnings.warn(_STILL_COUNTING.format(self.samples), stacklevel=2)
@@ -94,6 +101,7 @@ class BatchStream:
 
     Attributes:
         notes: Notes for the plan.
+        read_count: Count of what was read of it here.
     """
 
     def __init__(
@@ -120,6 +128,7 @@ class BatchStream:
         self._next_epoch = 0
         self._ahead: FirstEpoch | None = None
         self.notes: list[str] = []
+        self.read_count = ReadCount()
 
     def __len__(self) -> int:
         """Number of samples per epoch; may read the first epoch to count them.
@@ -132,7 +141,8 @@ class BatchStream:
             read = self._read()
             if hasattr(read, "cardinality") and int(read.cardinality()) == -1:
                 raise DataError(_NEVER_ENDS)
-            self._ahead = FirstEpoch(read if batched is None else batched(iter(read)))
+            batches = read if batched is None else batched(iter(read))
+            self._ahead = FirstEpoch(batches, self.read_count)
             self._samples = self._ahead.samples
             if self._ahead.batches is None:
                 self.notes.append(_READ_AGAIN)
@@ -187,7 +197,12 @@ class BatchStream:
             if number == 0:
                 batches = ahead.batches
                 return StreamEpoch(
-                    lambda: batches, 0, None, state_seconds=None, change=self._change
+                    lambda: batches,
+                    0,
+                    None,
+                    state_seconds=None,
+                    change=self._change,
+                    count=ReadCount(),  # they were counted before
                 )
         if stream_state is not None:
             reading = self._open_epoch(stream_state.epoch, stream_state, batch_size, state_seconds)
@@ -197,7 +212,10 @@ class BatchStream:
                     return reading
                 _discard(reading)
         while self._next_epoch < number:
-            _discard(self._read())
+            batches_before = self._read()
+            batched = self._batched(batch_size)
+            for batch in batches_before if batched is None else batched(iter(batches_before)):
+                self.read_count.add(batch)
             self._next_epoch += 1
         self._next_epoch = number + 1
         return self._open_epoch(number, None, batch_size, state_seconds)
@@ -232,6 +250,7 @@ class BatchStream:
             stream_state,
             state_seconds=state_seconds,
             change=self._change,
+            count=self.read_count,
             batched=self._batched(batch_size),
             is_repeated=is_repeated,
         )

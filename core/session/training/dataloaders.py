@@ -166,6 +166,16 @@ class DataLoaders:
             return self._order.steps_per_epoch
         return steps_per_epoch(samples, self._global_batch_size, spec.drop_remainder)
 
+    @property
+    def data_read(self) -> dict[str, int]:
+        """Samples and bytes that this host has read of the training stream; empty for data by position."""
+        train = self.data.train
+        if not isinstance(train, BatchStream):
+            return {}
+        readers = self._local_world_size if self._host_reader is None else 1
+        count = train.read_count
+        return {"samples": count.samples * readers, "bytes": count.bytes * readers}
+
     def notes(self) -> list[str]:
         """Plan notes on the data and on worker processes, without repeats."""
         sources = (self.data.train, *self.data.all_validation.values())

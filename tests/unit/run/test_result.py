@@ -14,7 +14,7 @@ from isotrain.core.launching.run_directory.run_directory import RESULT_FILE
 from isotrain.core.results.result import FORMAT, RunResult, read_result
 
 WHOLE = RunResult(
-    0.5, 0.25, {"accuracy": 0.75}, {}, False, {"train_s": 1.0}, {}, {}, [], Path("elsewhere")
+    0.5, 0.25, {"accuracy": 0.75}, {}, {}, False, {"train_s": 1.0}, {}, {}, [], Path("elsewhere")
 ).to_dict()
 STEPS = {"event": "steps", "first": 0, "losses": [1.0, 0.5], "learning_rates": [0.25, 0.125]}
 
