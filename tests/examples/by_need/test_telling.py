@@ -157,6 +157,28 @@ def test_gradient_norm(backend: str, replicas: int, tmp_path: Path) -> None:
     np.testing.assert_allclose([*found.values()], norms, rtol=1e-12)
 
 
+def norms_of_weights(loss: float, model: Any, optimizer: Any) -> dict[str, float]:
+    """The norm of the gradient of each weight that the step has used."""
+    return {each.path: float(each.value.grad.norm()) for each in model.trainable_variables}
+
+
+@pytest.mark.examples
+@CELLS
+def test_gradient_norm_by_layer(backend: str, replicas: int, tmp_path: Path) -> None:
+    weights, norms = plain("gradient_norm_by_layer", norms_of_weights)
+
+    def work(session: isotrain.Session) -> dict[str, np.ndarray]:
+        load("gradient_norm_by_layer").train(session)
+        return session.read_state(["trainable"])
+
+    found = launch(work, "gradient_norm_by_layer", backend, replicas, tmp_path / "run")
+    assert_equal(found, weights)
+    scalars = read_history(tmp_path / "run").scalars
+    for name in weights:
+        expected = {step: norms[step][name] for step in (0, 2, 4)}
+        assert scalars[f"norm/{name}"] == pytest.approx(expected, rel=1e-12)
+
+
 def noisy_loss(loss: float, model: Any, optimizer: Any) -> list[Any]:
     """The loss on the noisy points after the step, and the weights."""
     import torch
