@@ -9,6 +9,9 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -21,6 +24,33 @@ from isotrain.core.system.interpreter_start import FILE_MODULE
 _LARGE_BYTES = 1 << 20
 _ALIGNMENT = 64
 _MAX_DEPTH = 8  # of the name of what cannot be pickled: objects may refer to each other
+
+
+class _FileModules(MetaPathFinder):
+    """Imports modules that another process has loaded from files by their paths.
+
+    Attributes:
+        paths: Path of each module's file.
+    """
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        self.paths = paths
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The file of a module; None for others."""
+        file = self.paths.get(fullname)
+        return None if file is None else spec_from_file_location(fullname, file)
+
+
+def _file_modules() -> dict[str, str]:
+    """Paths of the modules that this process has loaded from files by their paths, or could load."""
+    paths: dict[str, str] = {}
+    for finder in sys.meta_path:
+        paths |= finder.paths if isinstance(finder, _FileModules) else {}
+    for name, module in [*sys.modules.items()]:
+        if name.startswith(FILE_MODULE):
+            paths[name] = str(module.__file__)
+    return paths
 
 
 class Payload:
@@ -68,7 +98,8 @@ class Payload:
             self.close()
             raise
         self.descriptor = self._file.fileno()
-        self.stream = json.dumps(spans).encode() + b"\n" + pickled
+        preamble = json.dumps({"spans": spans, "files": _file_modules()})
+        self.stream = preamble.encode() + b"\n" + pickled
 
     def append_stream(self) -> int:
         """Appends the stream to the file, for processes without a pipe; returns where it begins."""
@@ -93,9 +124,6 @@ class Payload:
 
 
 def _pickled(value: Any, buffer_callback: Any, receivers: str, advice: str) -> bytes:
-    for name, module in list(sys.modules.items()):
-        if name.startswith(FILE_MODULE):  # others cannot import it by that name
-            cloudpickle.register_pickle_by_value(module)
     try:
         pickled: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
     except OSError:
@@ -132,7 +160,9 @@ def receive(stream: IO[bytes], descriptor: int) -> Any:
         stream: The payload's `stream`.
         descriptor: Inherited duplicate of the payload's `descriptor`.
     """
-    spans = json.loads(stream.readline())
+    preamble = json.loads(stream.readline())
+    sys.meta_path.append(_FileModules(preamble["files"]))
+    spans = preamble["spans"]
     if not spans:
         return pickle.load(stream)  # noqa: S301 - from the parent, over a pipe
     pages = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from isotrain.core.data.refusals import RefusedError
 from isotrain.core.data.sources import as_source, source_workers
 from isotrain.core.data.worker_settings import WorkerSettings
 from isotrain.core.errors import DataError, IsotrainError
+from isotrain.core.spec import import_strings
 
 TORCH = ("torch.utils.data",)
 open_loaders: list[Loader] = []
@@ -258,6 +260,30 @@ def test_a_worker_that_is_killed_from_outside() -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(DataError, match=f"pid {pid}.*was ended by SIGKILL"):
         list(batches)
+
+
+FILE = """
+import functools
+
+@functools.cache
+def squared(index):
+    return float(index * index)
+
+class Squares:
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return squared(index), index
+"""
+
+
+def test_a_data_set_of_a_file_that_cannot_be_imported_by_name(tmp_path: Path) -> None:
+    (tmp_path / "squares.py").write_text(FILE)
+    squares = import_strings.resolve(f"{tmp_path}/squares.py:Squares")
+    batches = worked(squares(), 1, shuffle=False)
+    values = [value for batch in batches for value in batch.slices[0][0].inputs.tolist()]
+    assert values == [index**2 for index in range(9)]
 
 
 def test_a_data_set_that_cannot_be_pickled() -> None:
