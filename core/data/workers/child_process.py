@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 import weakref
@@ -145,6 +146,11 @@ def close_all(children: Iterable[ChildProcess]) -> None:
     children = list(children)
     for child in children:
         child.channel.close()
+    end = time.monotonic() + _END_SECONDS
+    for child in children:
+        child._exit_code(max(0.0, end - time.monotonic()))
+    for child in children:
+        child._close_lifeline()
     for child in children:
         child.close()
 
