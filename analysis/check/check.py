@@ -12,6 +12,7 @@ from isotrain.analysis.check.subject import CheckTarget, Hit, ModelProbe, Subjec
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, SpecError, unknown_name
 from isotrain.core.launching.probe_run import probe_run
+from isotrain.core.planning.backend_choice import resolve_backend
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.spec.loading import SpecLike, load_spec
@@ -45,7 +46,7 @@ _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
 def check(
     spec: SpecLike,
     *,
-    backends: str | Sequence[str],
+    backends: str | Sequence[str] | None = None,
     replicas: int | Sequence[int] | None = None,
     strategy: StrategyLike | None = None,
     ignore: Sequence[str] = (),
@@ -55,7 +56,8 @@ def check(
 
     Args:
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
-        backends: Backends to check, one or several, each `NAME` or `NAME:COLLECTIVE`.
+        backends: Backends to check, one or several, each `NAME` or `NAME:COLLECTIVE`; left out: the one of a
+            run that names none.
         replicas: Numbers of replicas, one or several; left out: one per available GPU, or one.
         strategy: Strategy name, or `{"name": ..., "options": {...}}`; left out: the spec's strategy.
         ignore: Codes or groups of codes to silence, besides those of the spec's `ignore`.
@@ -74,7 +76,8 @@ def check(
     if strategy is not None:
         loaded = loaded.with_strategy(strategy)
     resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
-    names = [backends] if isinstance(backends, str) else list(backends)
+    requested = [backends] if backends is None or isinstance(backends, str) else backends
+    names = [resolve_backend(each, resolved) for each in requested]
     counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)
     _require_known(names, counts)
     silenced_codes = (*_known_codes(loaded.ignore, SpecError), *_known_codes(ignore, PlanError))

@@ -24,9 +24,9 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
         "-b",
         "--backend",
         action="append",
-        required=True,
         metavar="NAME[:COLLECTIVE]",
-        help="backend to check for, such as tf-multiworker:ring; may be repeated",
+        help="backend to check for, such as tf-multiworker:ring; may be repeated (default: that of the spec,"
+        " or auto: the first that is available here)",
     )
     command.add_argument(
         "-n",

@@ -244,7 +244,6 @@ def test_exit_codes_are_documented() -> None:
         ),
         (["plan", "small.json", "--diff", "torch-ddp@x", "torch-ddp"], "REPLICAS"),
         (["plan", "small.json", "--backend", "torch-ddp", "--diff", "a", "b"], "--diff"),
-        (["check", "small.json"], "--backend"),
         (["check", "small.json", "--backend", "torch-ddp", "--replicas", "1,0"], "at least 1"),
         (["check", "small.json", "--backend", "torch-ddp", "--ignore", "ISO99"], "ISO"),
         (
