@@ -72,10 +72,10 @@ def balanced(data: Samples, *, by: Column = "targets", samples: int | None = Non
 
     Args:
         data: The samples.
-        by: Class of each sample.
+        by: Class of each sample, a whole number or a text.
         samples: Number of samples in an epoch; None for the length of the data set.
     """
-    classes = values_of(by, data, "order.by")
+    classes = values_of(by, data, "order.by", "biufU")
     if classes.dtype.kind == "f" and not np.equal(classes, np.round(classes)).all():
         raise DataError("order.by: expected classes as whole numbers; received other numbers.")
     _, class_of = np.unique(classes, return_inverse=True)

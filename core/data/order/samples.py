@@ -106,16 +106,16 @@ Column = str | Callable[[Columns], Any]
 """The name of a column, or a function from the columns to an array [samples]."""
 
 
-def values_of(column: Column, data: Samples, field: str) -> NDArray[Any]:
-    """A number for each sample, shape [samples].
+def values_of(column: Column, data: Samples, field: str, kinds: str = "biuf") -> NDArray[Any]:
+    """A value for each sample, shape [samples]: a number, or of other `kinds` of NumPy dtypes.
 
     Raises:
-        DataError: It is no array of numbers of this shape; `field` of the spec has the column.
+        DataError: It is no array of these of this shape; `field` of the spec has the column.
     """
     values = np.asarray(_read(column, data))
     if values.ndim > 1 and values.shape == (data.length, 1):
         values = values[:, 0]
-    if values.shape != (data.length,) or values.dtype.kind not in "biuf":
+    if values.shape != (data.length,) or values.dtype.kind not in kinds:
         raise DataError(
             f"{field}: expected one number for each of {data.length} samples, received {values.dtype} of"
             f" shape {list(values.shape)}."

@@ -148,6 +148,13 @@ def test_classes_are_balanced_in_every_global_batch_and_used_up_in_turn() -> Non
         assert max(counts) - min(counts) <= 1, "a class is used up before it begins again"
 
 
+def test_classes_may_be_texts() -> None:
+    names = np.array(["cat", "dog", "bird"])[np.searchsorted([0, 1, 7], CLASSES)].tolist()
+    renamed = ordered(data(), "balanced", {"by": lambda _: names})
+    drawn = np.array(positions(renamed, 0)) % 50
+    assert sorted(collections.Counter(CLASSES[drawn].tolist()).values()) == [16, 17, 17]
+
+
 def test_repeated_samples_are_together_and_have_random_numbers_of_their_own() -> None:
     for batch in batches(order_of("repeated"), 1):
         drawn = np.reshape(batch, (-1, 4))
@@ -255,7 +262,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
         "order.weights: expected fin",
     ),
     "too few weights": ("weighted", {"weights": lambda _: np.ones(3)}, "one number for each of 50"),
-    "text": ("balanced", {"by": lambda _: ["a"] * 50}, "order.by: expected one number for each"),
+    "text": ("weighted", {"weights": lambda _: ["a"] * 50}, "expected one number for each"),
     "no classes": ("balanced", {"by": lambda _: np.arange(50) / 7}, "expected classes"),
     "too many": (
         "weighted",
