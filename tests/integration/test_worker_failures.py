@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,16 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("reference")
 
 SAMPLES, FATAL = 30, 17
+
+
+class Sharding:
+    """A stream that shards itself."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def iterate(self, *, epoch: int, seed: int, replica: int, replicas: int) -> Iterator[Any]:
+        yield np.zeros((3, 4)), np.zeros(3, int)
 
 
 class Samples:
@@ -154,6 +164,10 @@ def rows(folder: str) -> Any:
     return np.zeros((SAMPLES, 4)), np.zeros(SAMPLES, int)
 
 
+def sharding(folder: str) -> Any:
+    return Sharding()
+
+
 def batches(folder: str) -> Any:
     return isotrain.sources.stream(lambda: iter([rows(folder)]), SAMPLES)
 
@@ -162,7 +176,12 @@ def batches(folder: str) -> Any:
     ("data", "count", "expected"),
     [
         (samples, 1, "loader: 1 worker process on each host for the training data"),
-        (batches, 1, "loader.workers: not used, as the training data are a stream"),
+        (
+            batches,
+            1,
+            "loader: one process on each host reads the training data for all replicas there",
+        ),
+        (sharding, 1, "loader.workers: not used, as the training data shard themselves"),
         (rows, 2, "loader.workers: not used, as rows of arrays in memory are copied faster"),
         (rows, 0, None),
     ],
@@ -170,7 +189,8 @@ def batches(folder: str) -> Any:
 def test_the_plan_tells_of_workers(
     tmp_path: Path, data: Any, count: int, expected: str | None
 ) -> None:
-    run(tmp_path / "run", data=data, loader={"workers": count}, steps=1, epochs=None)
+    changes: dict[str, Any] = {"steps": 1, "epochs": None, "global_batch_size": 6}
+    run(tmp_path / "run", data=data, loader={"workers": count}, **changes)
     notes = json.loads((tmp_path / "run/plan.json").read_text())["notes"]
     assert [note for note in notes if note.startswith("loader")] == ([expected] if expected else [])
 

@@ -185,12 +185,16 @@ class DataLoaders:
         return list(dict.fromkeys([*notes, *self._worker_notes()]))
 
     def _worker_notes(self) -> list[str]:
-        """Notes on the worker processes for the training data; none without them."""
+        """Notes on the processes that load the training data; none without them."""
         train, settings = self.data.train, self._workers_of_host(self.data.train)
         if settings is None or not settings.count:
             return []
-        if isinstance(train, ShardedStream | BatchStream):
-            return ["loader.workers: not used, as the training data are a stream"]
+        if isinstance(train, ShardedStream):
+            return ["loader.workers: not used, as the training data shard themselves"]
+        if isinstance(train, BatchStream):
+            return [
+                "loader: one process on each host reads the training data for all replicas there"
+            ]
         if isinstance(train, ArraySource) and train.in_memory and self._transform is None:
             return ["loader.workers: not used, as rows of arrays in memory are copied faster"]
         count, available = settings.count, cores()
