@@ -1,6 +1,7 @@
-"""How do I pack sequences of different lengths into rows of one length?
+"""How do I pack sequences of different lengths into rows of one length, of which none sees another?
 
-Pack in the data function, and count only real tokens in the loss by `ignore_class`.
+Pack in the data function, with the position of each token and the number of its sequence. Attention is
+masked to the sequence, and `ignore_class` counts only real tokens in the loss.
 
     python examples/by_need/sequence_packing.py
 """
@@ -17,20 +18,23 @@ LENGTH, TOKENS, IGNORED = 16, 20, -1
 
 
 def model() -> Any:
-    """A next-token model that looks at the last three tokens."""
+    """A next-token model whose tokens attend to those before them in their sequence."""
     import keras
 
-    return keras.Sequential(
-        [
-            keras.Input((LENGTH,), dtype="int64"),
-            keras.layers.Embedding(TOKENS, 8),
-            keras.layers.Conv1D(16, 3, padding="causal", activation="tanh"),
-            keras.layers.Dense(TOKENS),
-        ]
-    )
+    inputs = {
+        name: keras.Input((LENGTH,), dtype="int64", name=name)
+        for name in ("tokens", "positions", "sequences")
+    }
+    words = keras.layers.Embedding(TOKENS, 8)(inputs["tokens"])
+    words += keras.layers.Embedding(LENGTH, 8)(inputs["positions"])
+    rows, columns = (keras.ops.expand_dims(inputs["sequences"], axis) for axis in (2, 1))
+    attention = keras.layers.MultiHeadAttention(2, 4)
+    mask = keras.ops.equal(rows, columns)
+    seen = attention(words, words, attention_mask=mask, use_causal_mask=True)
+    return keras.Model(inputs, keras.layers.Dense(TOKENS)(words + seen))
 
 
-def packed(sequences: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def packed(sequences: list[np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Rows of tokens and of next tokens, first fit; the last token of a sequence predicts nothing."""
     rows: list[list[np.ndarray]] = []
     for sequence in sorted(sequences, key=len, reverse=True):
@@ -38,14 +42,18 @@ def packed(sequences: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         if (row := next(fitting, None)) is None:
             rows.append(row := [])
         row.append(sequence)
-    inputs = np.zeros((len(rows), LENGTH), "int64")
-    targets = np.full((len(rows), LENGTH), IGNORED, "int64")
+    shape = len(rows), LENGTH
+    inputs = {name: np.zeros(shape, "int64") for name in ("tokens", "positions", "sequences")}
+    targets = np.full(shape, IGNORED, "int64")
     for index, row in enumerate(rows):
         start = 0
-        for sequence in row:
-            inputs[index, start : start + len(sequence)] = sequence
-            targets[index, start : start + len(sequence) - 1] = sequence[1:]
-            start += len(sequence)
+        for number, sequence in enumerate(row, 1):
+            stop = start + len(sequence)
+            inputs["tokens"][index, start:stop] = sequence
+            inputs["positions"][index, start:stop] = np.arange(len(sequence))
+            inputs["sequences"][index, start:stop] = number  # 0 is padding
+            targets[index, start : stop - 1] = sequence[1:]
+            start = stop
     return inputs, targets
 
 
