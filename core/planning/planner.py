@@ -69,6 +69,9 @@ def make_plan(
     name, collective = split_backend(chosen)
     adapter = host.backend(name)
     _require_available("backend", name, adapter.availability())
+    if replicas is not None and replicas < 1:
+        raise PlanError(f"replicas: expected at least 1, received {replicas}.")
+    _require_capabilities(resolved_spec.strategy, adapter)
     resources, launcher_notes = (
         (ClusterResources(layout), [])
         if layout
@@ -77,10 +80,7 @@ def make_plan(
     for choice in spec.loggers:
         logger = host.logger(choice.name, choice.options)
         _require_available("logger", choice.name, logger.availability())
-    if replicas is not None and replicas < 1:
-        raise PlanError(f"replicas: expected at least 1, received {replicas}.")
     devices = resources.devices(spec, adapter, resolved_spec.strategy, replicas, collective)
-    _require_capabilities(resolved_spec.strategy, adapter)
     plan = _resolve(resolved_spec, adapter, resources, devices, collective)
     is_named = chosen in (backend, spec.backend)
     choice_notes = [] if is_named else ["backend: the first that is available here"]
