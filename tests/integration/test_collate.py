@@ -100,6 +100,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fixed": {"collate": {**SPEC["collate"], "to": 11}},
     "function": {"collate": padded_by_torch, "gradient_accumulation_steps": 2},
     "loader": {"collate": None, "data": loaders},
+    "workers": {"loader": {"workers": 2}, "gradient_accumulation_steps": 2},
     "weighted": {"loss": None, "objective": weighted_loss},
 }
 CELLS = {
