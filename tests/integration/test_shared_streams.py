@@ -114,6 +114,47 @@ def is_reader(process: psutil.Process) -> bool:
     return "isotrain.core.data.host_reader.reader_process:serve" in (process.info["cmdline"] or ())
 
 
+class Stateful:
+    """Endless batches of 5 samples, which go on from a state; the position is noted at each start."""
+
+    def __init__(self, folder: str) -> None:
+        self.file = Path(folder) / "starts"
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        with self.file.open("a") as file:
+            file.write(f"{self.position}\n")
+        while True:
+            inputs = np.random.default_rng(self.position).standard_normal((5, 4))
+            self.position += 1
+            yield inputs, inputs.sum(1, keepdims=True)
+
+
+def stateful(folder: str) -> Any:
+    return isotrain.sources.stream(Stateful(folder))
+
+
+def test_a_run_resumes_in_mid_epoch_with_another_number_of_replicas(tmp_path: Path) -> None:
+    fields = {"epochs": None, "epoch_steps": 5, "checkpoint": {"every_steps": 1}}
+    fields |= {"precision": "float64", "steps": 12}
+    given = spec(stateful, tmp_path / "read", **fields)
+    whole = run(given, "torch-ddp", 2, tmp_path / "whole")
+    folder = tmp_path / "part"
+    run({**given, "steps": 7}, "torch-ddp", 2, folder)
+    rest = run(given, "torch-ddp", 3, folder, resume="auto")
+    np.testing.assert_allclose(rest.history.loss, whole.history.loss, rtol=1e-12)
+    starts = [int(line) for line in (tmp_path / "read" / "starts").read_text().split()]
+    assert starts[:2] == [0, 0]
+    assert len(starts) == 3
+    assert 0 < starts[2] <= 11  # of 56 samples, read at most once a second
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
