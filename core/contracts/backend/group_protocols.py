@@ -326,6 +326,7 @@ GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     WeightsFileGroup: frozenset(),
     CompressingGroup: frozenset(),
     GradientKeepingGroup: frozenset(),
+    FreezingGroup: frozenset(),
     GradientNormGroup: frozenset(),
     ProfilingGroup: frozenset(),
 }

@@ -41,6 +41,7 @@ WITHOUT_CAPABILITY = {
         "kept_gradients",
         "keep_gradient_norm",
         "gradient_norm",
+        "set_frozen",
         "start_profile",
         "copy_averaged",
         "update_averages",
