@@ -16,6 +16,7 @@ import pytest
 
 from isotrain.core.cli.app import parser
 from isotrain.core.cli.parser import UsageError
+from isotrain.core.launching.run_directory.run_directory import RUNS_VARIABLE, SPEC_FILE
 from isotrain.core.planning import launcher_support, listings
 from isotrain.core.plugins import hookspecs
 from isotrain.core.plugins.manager import PLUGINS_VARIABLE, PluginManager
@@ -191,6 +192,14 @@ def commands(pattern: re.Pattern[str], text: str) -> list[str]:
     """The commands in the parts of a text that match."""
     parts = ["".join(filter(None, found.groups())) for found in pattern.finditer(text)]
     return [command for part in parts for command in COMMAND.findall(part.replace("\\\n", ""))]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with one run, which commands call `last`."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / SPEC_FILE).write_text("{}", encoding="utf-8")
+    monkeypatch.setenv(RUNS_VARIABLE, str(tmp_path))
 
 
 @pytest.mark.parametrize("page", SHOWING, ids=lambda page: f"{page.parent.name}/{page.name}")
