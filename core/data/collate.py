@@ -95,6 +95,11 @@ class Collator:
         return Collator(collate, *self.names)
 
     @property
+    def pads(self) -> bool:
+        """Whether samples are padded."""
+        return isinstance(self._collate, Padding)
+
+    @property
     def is_custom(self) -> bool:
         """Whether batches are padded or made by a function that is not torch's own, which stacks."""
         return self._collate is not None and not _is_stacking(self._collate)

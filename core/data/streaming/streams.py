@@ -28,6 +28,10 @@ MOST_BYTES = 64 * 1024**2
 """Largest first epoch to keep in memory, in bytes."""
 _COUNTED_TOGETHER = 64
 """Samples of a stream of samples that are made a batch while counting."""
+_PADDED_UNCOUNTED = (
+    "collate: samples of a stream are padded to the width of their global batch, so none can be read ahead to"
+    " count them. Give their number, isotrain.sources.sample_stream(..., samples=N), or `epoch_steps`."
+)
 SILENT_SECONDS = 10.0
 """Seconds of counting samples before a warning: only the user knows whether the stream ends."""
 _STILL_COUNTING = (
@@ -134,8 +138,11 @@ class BatchStream:
         """Number of samples per epoch; may read the first epoch to count them.
 
         Raises:
-            DataError: There are none, or it is a `tf.data.Dataset` that never ends.
+            DataError: There are none, it is a `tf.data.Dataset` that never ends, or it is padded and would
+                have to be counted.
         """
+        if self._samples is None and self._collate is not None and self._collate.pads:
+            raise DataError(_PADDED_UNCOUNTED)
         if self._samples is None:
             batched = self._batched(_COUNTED_TOGETHER)
             read = self._read()

@@ -181,6 +181,12 @@ def test_samples_of_a_stream_are_padded_to_the_width_of_their_global_batch() -> 
     assert widths(source, replicas=2) == [[[5], [5]], [[6], [6]]]
 
 
+def test_samples_of_a_stream_that_are_padded_are_not_counted() -> None:
+    source = with_collate(sample_stream(lambda: iter(Pairs())), Padding({"inputs": 0}))
+    with pytest.raises(DataError, match=r"sample_stream\(\.\.\., samples=N\), or `epoch_steps`"):
+        widths(source)
+
+
 def test_batches_cannot_be_collated() -> None:
     def batches() -> Any:
         yield np.zeros((2, 2)), np.zeros(2)
