@@ -80,8 +80,17 @@ def repository_page(path: str) -> str:
         names = sorted(each.name for each in file.iterdir() if each.is_file())
         links = [f"* [{name}]({file.name}/{name})" for name in names if name != "__init__.py"]
         return f"# {path}\n\n" + "\n".join(links) + "\n"
+    if file.suffix == ".ipynb":
+        return _notebook(json.loads(file.read_text(encoding="utf-8")))
     language = _LANGUAGES.get(file.suffix, "text")
     return f"# {path}\n\n````{language}\n{file.read_text(encoding='utf-8').rstrip()}\n````\n"
+
+
+def _notebook(notebook: Mapping[str, Any]) -> str:
+    """Markdown of a notebook: its text, and its code in blocks."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    code = {"code": "```python\n{}\n```", "markdown": "{}"}
+    return "\n\n".join(code[kind].format(source) for kind, source in cells) + "\n"
 
 
 def repository_pages(pages: Iterable[str]) -> dict[str, str]:
