@@ -24,8 +24,9 @@ DEVICE_VARIABLE = "ISOTRAIN_CONFORMANCE_DEVICE"
 
 
 def on_device(spec: SpecFields) -> SpecFields:
-    """The spec with the device of the checked runs: `auto` unless the variable names another."""
-    return {"device": os.environ.get(DEVICE_VARIABLE, "auto"), **spec}
+    """The spec with the device of the checked runs, where the variable names one."""
+    device = os.environ.get(DEVICE_VARIABLE)
+    return spec if device is None else {**spec, "device": device}
 
 
 @dataclass(frozen=True)

@@ -288,6 +288,7 @@ def test_stages_send_activations_of_any_length(backend: str, tmp_path: Path) -> 
     loss = {"name": "sparse_categorical_crossentropy", "from_logits": True}
     changes = {"model": classifier, "data": classes, "loss": loss, "gradient_accumulation_steps": 2}
     changes["collate"] = {"pad": {"inputs": 0}}
+    changes["ignore"] = ["ISO301"]  # the model counts padding, of the same micro-batches in both
     losses = []
     for strategy in ("data-parallel", {"name": "pipeline", "options": {"stages": 2}}):
         result = isotrain.run(

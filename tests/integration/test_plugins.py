@@ -61,7 +61,7 @@ def test_a_strategy_and_every_event_hook(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     assert [event["event"] for event in told] == ["started", "epoch", "epoch", "finished"]
     assert told[0]["strategy"] == "periodic-averaging"
-    assert told[1]["metrics"] == ["validation_loss"]
+    assert told[1]["metrics"] == ["loss", "validation_loss"]
     assert "a logger that breaks" in finished.stderr
     with np.load(tmp_path / "weights.npz") as weights:
         assert len(weights.files) == 2
