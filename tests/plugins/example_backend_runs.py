@@ -7,6 +7,7 @@ Run as `python -m plugins.example_backend_runs BACKEND FOLDER`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -57,6 +58,8 @@ def threads_of_imports(backend: str) -> int | None:
     if plan.start_method.way != "forked":
         return None
     os.environ.update(plan.environment_variables)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pyarrow")  # Keras imports it with pandas; its thread is its own
     before = psutil.Process().num_threads()
     for module in plan.start_method.imports:
         importlib.import_module(module)

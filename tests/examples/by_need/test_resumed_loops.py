@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from examples.by_need.harness import WEIGHTS, load
+from helpers.waiting import wait_until
 
 import isotrain
+from isotrain.core.checkpoints.folder import CheckpointFolder
 
 pytestmark = pytest.mark.examples
 
@@ -21,6 +23,8 @@ def loop(session: isotrain.Session, name: str, last: int | None = None) -> dict[
 
     def batch(self: isotrain.Session, *arrays: Any) -> Any:
         if self.steps_done == last:
+            checkpoints = CheckpointFolder(str(self.run_directory / "checkpoints"))
+            wait_until(checkpoints.newest, 60, "no checkpoint was saved")
             raise InterruptedError
         return build(self, *arrays)
 
