@@ -134,10 +134,22 @@ def thorough_comparison(backends: Sequence[str], replicas: Sequence[int]) -> str
     return shlex.join([program, "compare", file, *named, "--replicas", counts, "--repeat", "3"])
 
 
+def installed() -> list[str]:
+    """The backends that can be used here; says why the others are left out."""
+    found = []
+    for backend in BACKENDS:
+        try:
+            isotrain.plan(spec, backend=backend, replicas=1)
+            found.append(backend)
+        except isotrain.BackendUnavailableError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    return found
+
+
 def main() -> int:
     """Trains every cell, prints what came out, and reports on their speed."""
     parser = argparse.ArgumentParser(description="Train the digits under every backend.")
-    parser.add_argument("--backends", nargs="+", default=BACKENDS, metavar="NAME")
+    parser.add_argument("--backends", nargs="+", metavar="NAME", help="those installed")
     parser.add_argument("--replicas", nargs="+", type=int, default=(1, 2), metavar="N")
     parser.add_argument("--epochs", type=int, default=spec.epochs)
     parser.add_argument(
@@ -149,7 +161,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
 
-    cells = [Cell(backend, count) for backend in args.backends for count in args.replicas]
+    backends = args.backends or installed()
+    cells = [Cell(backend, count) for backend in backends for count in args.replicas]
     reference: list[float] = []
     for cell in cells:
         curve = train(cell, args.epochs, quiet=args.json)
