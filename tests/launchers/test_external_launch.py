@@ -112,4 +112,5 @@ def test_every_supported_pair_of_the_tables_is_covered() -> None:
     ):
         assert {each["name"] for each in table} == started
         for row in table:
-            assert {name for name, pair in row["backends"].items() if pair["supported"]} == backends
+            supported = {name for name, pair in row["backends"].items() if pair["supported"]}
+            assert supported - {"numpy"} == backends  # it is for first tries on one machine
