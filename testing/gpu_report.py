@@ -223,12 +223,10 @@ def step_variants() -> Figures:
 
 def resume() -> Figures:
     """A run goes on from GPU to CPU and back, with the losses of an uninterrupted run to 1e-9 (float64)."""
-    other = {"gpu": "cpu", "cpu": "cpu"}[_device()]
     found = {}
-    for name, portable in (("native", False), ("portable", True)):
-        spec = _spec(portable, precision="float64", checkpoint={"every_epochs": 1})
+    for name, spec in _models(precision="float64", checkpoint={"every_epochs": 1}).items():
         undisturbed = api.run(spec, backend=BACKEND, replicas=1, on_event=_silent)
-        for first, second in ((_device(), other), (other, _device())):
+        for first, second in ((_device(), "cpu"), ("cpu", _device())):
             half = api.run(
                 {**spec, "device": first, "epochs": 1},
                 backend=BACKEND,
@@ -315,9 +313,7 @@ def copies() -> Figures:
     if _device() == "cpu":
         return {"skipped": "a CPU needs no copies"}
     spec = _spec(steps=10, epochs=None)
-    kinds: list[str] = api.launch(_copy_kinds, spec, backend=BACKEND, replicas=1, on_event=_silent)[
-        0
-    ]
+    (kinds,) = api.launch(_copy_kinds, spec, backend=BACKEND, replicas=1, on_event=_silent)
     assert any("Pinned -> Device" in kind for kind in kinds), kinds
     assert not any("Pageable -> Device" in kind for kind in kinds), kinds
     return {"copies": kinds}
@@ -344,7 +340,7 @@ def speed() -> Figures:
     for width, rows in ((1024, 1024), (4096, 8192)) if _device() == "gpu" else ((256, 64),):
         ours, by_hand = [], []
         for _ in range(3):
-            ours.append(_milliseconds(api.launch, width, rows))
+            ours.append(_milliseconds(width, rows))
             by_hand.append(_loop_milliseconds(width, rows))
         found[f"{width} wide, {rows} rows"] = {
             "isotrain": sorted(ours)[1],
@@ -371,7 +367,8 @@ def _wide_data(width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
 STEPS, WARM_UP = 60, 20
 
 
-def _milliseconds(launch: Callable[..., Any], width: int, rows: int) -> float:
+def _milliseconds(width: int, rows: int) -> float:
+    """Milliseconds per step of isotrain after the warm-up."""
     spec = {
         "model": {"torch": lambda: wide_model(width)},
         "data": lambda: _wide_data(width, rows),
@@ -381,7 +378,8 @@ def _milliseconds(launch: Callable[..., Any], width: int, rows: int) -> float:
         "steps": STEPS,
         "device": _device(),
     }
-    return float(launch(_timed_steps, spec, backend=BACKEND, replicas=1, on_event=_silent)[0])
+    (milliseconds,) = api.launch(_timed_steps, spec, backend=BACKEND, replicas=1, on_event=_silent)
+    return float(milliseconds)
 
 
 def _timed_steps(session: Any) -> float:

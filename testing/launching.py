@@ -24,9 +24,9 @@ DEVICE_VARIABLE = "ISOTRAIN_CONFORMANCE_DEVICE"
 
 
 def on_device(spec: SpecFields) -> SpecFields:
-    """The spec with the device of the checked runs, where the variable names one."""
+    """The spec, on the device of the checked runs where it has none and the variable names one."""
     device = os.environ.get(DEVICE_VARIABLE)
-    return spec if device is None else {**spec, "device": device}
+    return spec if device is None else {"device": device, **spec}
 
 
 @dataclass(frozen=True)

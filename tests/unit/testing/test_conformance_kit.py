@@ -25,7 +25,7 @@ from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.testing import backend, commands, digits, strategy
 from isotrain.testing.checks import crashes as crash_checks
-from isotrain.testing.launching import Run
+from isotrain.testing.launching import DEVICE_VARIABLE, Run, on_device
 from isotrain.testing.native_equality import assert_native_equality
 from isotrain.testing.recording_group import NEEDS, REPLICA_NEEDS, RecordingGroup
 from isotrain.testing.scorecard import Check, Scorecard
@@ -380,3 +380,12 @@ def test_a_process_that_lingers_is_no_clean_exit() -> None:
     assert last.check == "clean_exit"
     assert last.reason is not None
     assert "still there 5.5 s" in last.reason
+
+
+def test_a_spec_keeps_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run on the CPU, the reference of those on a GPU, would take place on the GPU too."""
+    monkeypatch.setenv(DEVICE_VARIABLE, "gpu")
+    assert on_device({"device": "cpu"}) == {"device": "cpu"}
+    assert on_device({"seed": 1}) == {"device": "gpu", "seed": 1}
+    monkeypatch.delenv(DEVICE_VARIABLE)
+    assert on_device({"seed": 1}) == {"seed": 1}
