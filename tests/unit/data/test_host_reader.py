@@ -41,10 +41,15 @@ def targets_of(batch: Any) -> Any:
 
 
 def together(work: list[Callable[[], Any]]) -> list[Any]:
-    """Results of functions that run at the same time, as processes of a host do."""
+    """Results of functions that run at the same time, as processes of a host do.
+
+    All threads live before one ends, so that none gets the identifier of another.
+    """
     results: list[Any] = [None] * len(work)
+    all_live = threading.Barrier(len(work))
 
     def run(number: int) -> None:
+        all_live.wait()
         results[number] = work[number]()
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(len(work))]
