@@ -132,7 +132,7 @@ def main() -> None:
             spec,
             backend="tf-multiworker",
             replicas=given.replicas,
-            run_directory=Path(folder) / "run",
+            output=Path(folder) / "run",
             on_event=lambda event: None,
         )[0]
     theirs, ours = (np.array(times[name]) for name in ("TensorFlow", "isotrain"))

@@ -70,7 +70,7 @@ def _seconds(backend: str, replicas: int) -> float:
                 },
                 backend=backend,
                 replicas=replicas,
-                run_directory=Path(folder) / "run",
+                output=Path(folder) / "run",
                 on_event=lambda event: None,
             )
         except isotrain.IsotrainError as error:

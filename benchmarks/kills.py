@@ -251,9 +251,9 @@ def drill(
     spec = training(steps * kills, strategy, record)
     options: dict[str, Any] = {"backend": backend, "replicas": REPLICAS}
     with tempfile.TemporaryDirectory() as folder:
-        options["run_directory"] = Path(folder, "whole")
+        options["output"] = Path(folder, "whole")
         whole = isotrain.run(spec, on_event=lambda event: None, **options)
-        options["run_directory"] = Path(folder, "killed")
+        options["output"] = Path(folder, "killed")
         killer = Killer(kills, seed)
         options |= {"on_event": killer.on_event, "max_restarts": 2 * kills}
         try:

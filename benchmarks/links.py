@@ -195,7 +195,7 @@ def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float]:
             work,
             sizes.spec(strategy),
             backend=sizes.backend,
-            run_directory=Path(folder) / "run",
+            output=Path(folder) / "run",
             on_event=lambda event: None,
         )
     sent, seconds, predicted = zip(*found, strict=True)

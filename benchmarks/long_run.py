@@ -64,9 +64,7 @@ def main(steps: int) -> None:
     seen = _Seen(steps)
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "run"
-        result = isotrain.run(
-            spec, backend="reference", run_directory=directory, on_event=seen.on_event
-        )
+        result = isotrain.run(spec, backend="reference", output=directory, on_event=seen.on_event)
         on_disk = (directory / "steps.jsonl").stat().st_size
         assert len(result.history.loss) == steps
     print(f"steps.jsonl: {on_disk / steps:.0f} bytes a step; {steps / seen.seconds():,.0f} steps/s")

@@ -71,7 +71,7 @@ def timed(backend: str, victim: int) -> list[float]:
             backend=backend,
             replicas=REPLICAS,
             max_restarts=1,
-            run_directory=Path(folder, "run"),
+            output=Path(folder, "run"),
             on_event=watch.on_event,
         )
     return watch.seconds

@@ -80,7 +80,7 @@ def _launch(backend: str, replicas: int, folder: Path) -> list[Any]:
         {**workload.spec("small", steps=2), "threads": 1},
         backend=backend,
         replicas=replicas,
-        run_directory=folder,
+        output=folder,
         on_event=lambda _: None,
     )
 

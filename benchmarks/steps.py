@@ -128,7 +128,7 @@ def by_isotrain(workload: str, threads: int, clock: str, is_native: bool = True)
     with TemporaryDirectory() as folder:
         run = Path(folder, "run")
         medians: list[float] = isotrain.launch(
-            train, spec, backend="torch-ddp", replicas=1, run_directory=run, on_event=_keep_silent
+            train, spec, backend="torch-ddp", replicas=1, output=run, on_event=_keep_silent
         )[0]
     return medians
 

@@ -265,7 +265,7 @@ def _take_part(seconds: float) -> list[Any]:
             work,
             spec,
             backend="reference",
-            run_directory=Path(folder) / "run",
+            output=Path(folder) / "run",
             on_event=lambda event: None,
         )
 

@@ -50,7 +50,7 @@ def run(spec: SpecLike, *, backend: str | None = None, **options: Unpack[RunOpti
         **options: Options of where the run takes place, and who watches it; see `RunOptions`:
 
             * replicas: number of replicas; left out: one per GPU that can be used, or one.
-            * run_directory: empty or new folder for the run's files; left out: `runs/<name>-<time>`.
+            * output: new or empty folder for the run's files; left out: `runs/<name>-<time>`.
             * on_event: function that gets each event as a mapping; left out: a progress display.
             * port: first port that the backend may use; left out: free ports are found.
             * launcher: name of the launcher; `local` (default) starts the processes on this machine.
@@ -125,7 +125,7 @@ def launch(
 
 
 def resume(
-    run_directory: str | os.PathLike[str],
+    run: str | os.PathLike[str],
     *,
     spec: SpecLike | None = None,
     overrides: Sequence[str] = (),
@@ -136,13 +136,13 @@ def resume(
     """Continues a run of `run` in its own directory, from its newest checkpoint.
 
     Args:
-        run_directory: Directory of the run.
+        run: Directory of the run.
         spec: Training spec, if it differs from the run's own spec or has functions that no file can name;
             left out: the `spec.json` of the run.
         overrides: Changes of the spec, as `load_spec` takes them: `["epochs=20"]`.
         strategy: Strategy in place of the spec's, as `load_spec` takes it.
         backend: See `run`; left out: the run's own.
-        **options: Options of `run`, without `run_directory` and `resume`. Left out, `replicas`, `launcher`
+        **options: Options of `run`, without `output` and `resume`. Left out, `replicas`, `launcher`
             and `launcher_options` are the run's own. `launcher_options` alone change options of its launcher.
 
     Raises:
@@ -152,7 +152,7 @@ def resume(
         RunFailedError: A process failed; the error names rank, step, call and cause.
     """
     require_known("resume", ResumeOptions, options)
-    previous = PreviousRun.of(run_directory)
+    previous = PreviousRun.of(run)
     resumed = load_spec(previous.spec if spec is None else spec, overrides, strategy=strategy)
     if options.get("launcher") is None and detect_cluster_info() is None:
         changes = options.get("launcher_options") or {}
@@ -161,7 +161,7 @@ def resume(
     options["replicas"] = options.get("replicas") or previous.replicas
     continued: RunOptions = {
         **options,
-        "run_directory": previous.directory,
+        "output": previous.directory,
         "resume": previous.newest_folder(resumed),
     }
     return prepare(train, resumed, backend or previous.backend, continued).run(_result)

@@ -84,7 +84,7 @@ def try_run(work: Callable[[Session], Any], spec: SpecFields, backend: str, repl
             on_device(spec),
             backend=backend,
             replicas=replicas,
-            run_directory=folder,
+            output=folder,
             on_event=on_event,
         )
     except IsotrainError as error:

@@ -49,7 +49,7 @@ def launch_trial(
     with tempfile.TemporaryDirectory(prefix="isotrain-find-", dir=shared) as folder:
         run = Path(folder) / "run"
         try:
-            return launch(work, spec, backend=backend, run_directory=run, **(quiet | options))[0]
+            return launch(work, spec, backend=backend, output=run, **(quiet | options))[0]
         except KeyboardInterrupt as interrupt:
             interrupt.__notes__ = []  # on what is left of the run: it is removed
             raise

@@ -85,12 +85,12 @@ def do_internal_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
             spec,
             backend=options.backend,
             replicas=options.replicas,
-            run_directory=options.run_dir,
+            output=options.output,
             on_event=on_event,
             ranks=options.ranks,
             interface=options.interface,
         )
         if not is_result_printed_by_rank_zero(options):
-            save_value(returned, Path(options.run_dir), RETURNED)
+            save_value(returned, Path(options.output), RETURNED)
     if not is_result_printed_by_rank_zero(options):
         print(prefixed_line({"event": RESULT}, options.line_prefix), flush=True)

@@ -49,7 +49,7 @@ def returning_files(options: argparse.Namespace, on_event: OnPlainEvent | None) 
             )
 
             assert on_event is not None
-            folder = Path(options.run_dir)
+            folder = Path(options.output)
             if not launcher_sees_folder(folder, options.line_prefix):
                 return_files(folder, on_event)
 

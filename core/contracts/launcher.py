@@ -117,7 +117,7 @@ class RankCommand:
             run_directory: Directory of the run's files.
         """
         run = (python, "-m", "isotrain", "run", spec)
-        return (*run, *self.options, *self.follow_options, "--run-dir", run_directory)
+        return (*run, *self.options, *self.follow_options, "--output", run_directory)
 
     @property
     def secret_variables(self) -> dict[str, str]:

@@ -152,7 +152,7 @@ class WorkerGroup:
         if checkpoint_marker is not None and differing["sees_folder"]:
             raise PlanError(
                 f"checkpoint: every process writes its shard, and {', '.join(differing['sees_folder'])}"
-                f" cannot see {Path(checkpoint_marker).parent}. Choose a run directory (--run-dir) or"
+                f" cannot see {Path(checkpoint_marker).parent}. Choose a run directory (--output) or"
                 " `checkpoint.folder` that all hosts share, or a URL."
             )
         if differing["checkpoint"]:

@@ -130,7 +130,7 @@ class RunController:
             ranks = _shown_ranks(self.plan, options.get("ranks", (0,)))
             loggers = [host.logger(chosen.name, chosen.options) for chosen in spec.loggers]
             directory = cleanup.enter_context(
-                locked_run_directory(spec, options.get("run_directory"), resume)
+                locked_run_directory(spec, options.get("output"), resume)
             )
             checkpoint = starting_checkpoint(spec, directory, resume)
             _require_same_run(checkpoint, spec, self.plan)

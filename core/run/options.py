@@ -40,12 +40,12 @@ class RunOptions(ResumeOptions, total=False):
     """Options of `run` and `launch`.
 
     Attributes:
-        run_directory: Empty or new folder for the run's files; left out: `runs/<name>-<time>`.
+        output: New or empty folder for the run's files; left out: `runs/<name>-<time>`.
         resume: Checkpoint to continue from, or a folder or URL of checkpoints or a run directory, of which
             the newest is taken. `auto`: the newest of this run directory or checkpoint folder, if any.
     """
 
-    run_directory: str | os.PathLike[str] | None
+    output: str | os.PathLike[str] | None
     resume: str | os.PathLike[str] | None
 
 

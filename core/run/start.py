@@ -62,7 +62,7 @@ def locked_run_directory(
         _require_no_checkpoints(own_folder)
     if resume == AUTO and run_directory is None and own_folder is None:
         raise PlanError(
-            "resume auto: give the run directory (--run-dir), which is where the run's checkpoints lie, or"
+            "resume auto: give the run directory (--output), which is where the run's checkpoints lie, or"
             " `checkpoint.folder` in the spec."
         )
     is_new = run_directory is None or not Path(run_directory).exists()
@@ -167,7 +167,7 @@ def _require_newest(checkpoint: Checkpoint, folder: str) -> None:
     if newest is not None and newest.step > checkpoint.step:
         raise PlanError(
             f"{folder} has newer checkpoints than {checkpoint.location}, up to step {newest.step}. To go on"
-            " from the older one, give another run directory (--run-dir), or remove the newer ones."
+            " from the older one, give another run directory (--output), or remove the newer ones."
         )
 
 

@@ -46,7 +46,7 @@ spec = isotrain.TrainingSpec(
 
 def first_half(folder: Path, backend: str, replicas: int) -> None:
     """Trains two of the four epochs."""
-    isotrain.run(spec.replace(epochs=2), backend=backend, replicas=replicas, run_directory=folder)
+    isotrain.run(spec.replace(epochs=2), backend=backend, replicas=replicas, output=folder)
 
 
 def second_half(folder: Path, backend: str, replicas: int) -> isotrain.RunResult:

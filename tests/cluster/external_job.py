@@ -56,7 +56,7 @@ def losses(folder: Path, backend: str, replicas: int | None = None) -> list[floa
         spec(),
         backend=backend,
         replicas=replicas,
-        run_directory=folder / backend.replace(":", "-"),
+        output=folder / backend.replace(":", "-"),
         on_event=lambda event: None,
     )
     return [float(loss) for loss in result.history.loss]

@@ -80,7 +80,7 @@ def main() -> None:
             work,
             fields,
             backend="reference",
-            run_directory=folder / "run",
+            output=folder / "run",
             on_event=lambda event: None,
         )
     except isotrain.IsotrainError:

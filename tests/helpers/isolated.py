@@ -26,7 +26,7 @@ def run_isolated(
         {"threads": 1, **spec},
         backend=backend,
         replicas=1,
-        run_directory=folder,
+        output=folder,
         on_event=lambda event: None,
     )
     return returned

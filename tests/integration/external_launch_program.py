@@ -102,7 +102,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     fields = spec(**asked.get("spec", {}))
     own = asked.get("of", {}).get(os.environ.get("RANK", os.environ.get("SLURM_PROCID")), {})
-    where = {"backend": asked["backend"], "run_directory": asked["run"]}
+    where = {"backend": asked["backend"], "output": asked["run"]}
     made: list[DataParallel] = []
     with mock.patch.object(DataParallel, "__init__", lambda self: made.append(self)):
         returned = isotrain.launch(work, {**fields, **own}, on_event=lambda event: None, **where)

@@ -92,9 +92,7 @@ def failure(
 ) -> str:
     """Error text of a run that fails; no process of it is left then."""
     with pytest.raises(RunFailedError) as caught:
-        isotrain.launch(
-            work, fields, backend=backend, replicas=2, run_directory=folder, on_event=on_event
-        )
+        isotrain.launch(work, fields, backend=backend, replicas=2, output=folder, on_event=on_event)
     assert not alive_children(folder)
     return str(caught.value)
 

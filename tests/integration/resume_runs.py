@@ -45,7 +45,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 def run(folder: Path, replicas: int = 2, **options: Any) -> isotrain.RunResult:
     changes = options.pop("changes", {})
     given = {"backend": "reference", "on_event": lambda event: None, **options}
-    return isotrain.run(spec(**changes), replicas=replicas, run_directory=folder, **given)
+    return isotrain.run(spec(**changes), replicas=replicas, output=folder, **given)
 
 
 def killed(folder: Path, moments: Sequence[Moment], **options: Any) -> isotrain.RunResult:

@@ -54,6 +54,6 @@ def launch(
         spec(**fields),
         backend=backend,
         replicas=replicas,
-        run_directory=folder / "run",
+        output=folder / "run",
         on_event=lambda event: None,
     )[0]

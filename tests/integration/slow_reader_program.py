@@ -47,6 +47,6 @@ def work(session: isotrain.Session) -> int:
 
 if __name__ == "__main__":
     found = isotrain.launch(
-        work, SPEC, backend="reference", replicas=2, run_directory=Path(sys.argv[1]) / "run"
+        work, SPEC, backend="reference", replicas=2, output=Path(sys.argv[1]) / "run"
     )
     print(f"returned {found}")

@@ -54,7 +54,7 @@ def launch(
         spec(**changes),
         backend=backend,
         replicas=2,
-        run_directory=folder,
+        output=folder,
         on_event=hear,
     )
 

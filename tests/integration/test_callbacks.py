@@ -64,7 +64,7 @@ def run(folder: Path, callbacks: Any, **fields: Any) -> RunResult:
         spec(callbacks=callbacks, **{"data": data, "epochs": 2, **fields}),
         backend="reference",
         replicas=2,
-        run_directory=folder / "run",
+        output=folder / "run",
         on_event=lambda event: None,
     )
 

@@ -202,7 +202,7 @@ def test_a_weight_without_a_gradient_ends_ddp_at_the_first_step(tmp_path: Path) 
 
 def run(spec: dict[str, Any], folder: Path) -> isotrain.RunResult:
     return isotrain.run(
-        spec, backend="torch-ddp", replicas=2, run_directory=folder, on_event=lambda event: None
+        spec, backend="torch-ddp", replicas=2, output=folder, on_event=lambda event: None
     )
 
 

@@ -92,7 +92,7 @@ def test_training_goes_on_when_a_checkpoint_cannot_be_written(
         spec(),
         backend="reference",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=told.append,
     )
     assert len(losses) == STEPS
@@ -132,7 +132,7 @@ def test_training_goes_on_while_a_checkpoint_hangs(tmp_path: Path) -> None:
         spec(steps=5, checkpoint=checkpoint),
         backend="reference",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=told.append,
     )
     assert returned == [[True, False, False, True, True]] * 2
@@ -220,7 +220,7 @@ from integration.resume_runs import spec, Slow
 import isotrain
 if __name__ == "__main__":
     given = spec(steps=3000, transform=Slow(), plugins=["isotrain.testing.reference"])
-    isotrain.run(given, backend="reference", replicas=2, run_directory=sys.argv[1], resume="auto")
+    isotrain.run(given, backend="reference", replicas=2, output=sys.argv[1], resume="auto")
 """
 
 

@@ -158,13 +158,13 @@ def test_a_loss_that_counts_padding_is_refused_on_several_replicas(
     collate = {"pad": {"tokens": 0, "labels": 0}}
     spec = SPEC | {"collate": collate} | COUNTS_PADDING[case] | {"steps": 2, "epochs": None}
     with pytest.raises(isotrain.RunFailedError, match=r"(?s)padded to widths of their own.*ISO301"):
-        isotrain.run(spec, backend="torch-ddp", replicas=2, run_directory=tmp_path / "refused")
+        isotrain.run(spec, backend="torch-ddp", replicas=2, output=tmp_path / "refused")
     for changes, replicas in (({}, 1), ({"ignore": ["ISO301"]}, 2)):
         isotrain.run(
             spec | changes,
             backend="torch-ddp",
             replicas=replicas,
-            run_directory=tmp_path / str(replicas),
+            output=tmp_path / str(replicas),
             on_event=lambda _: None,
         )
 
@@ -260,7 +260,7 @@ def test_other_frameworks_refuse_text(tmp_path: Path) -> None:
     with pytest.raises(
         isotrain.RunFailedError, match=r"data: they hold text, as \['.*numbers only"
     ):
-        isotrain.run(spec, backend="torch-ddp", run_directory=tmp_path / "run")
+        isotrain.run(spec, backend="torch-ddp", output=tmp_path / "run")
 
 
 def classes() -> isotrain.DataSet:
@@ -294,7 +294,7 @@ def test_stages_send_activations_of_any_length(backend: str, tmp_path: Path) -> 
         result = isotrain.run(
             SPEC | changes | {"strategy": strategy},
             backend=backend,
-            run_directory=tmp_path / str(len(losses)),
+            output=tmp_path / str(len(losses)),
             on_event=lambda _: None,
         )
         losses.append(result.history.loss)

@@ -54,7 +54,7 @@ def test_means_are_exact_for_any_numbers_of_rows(
 ) -> None:
     fields = {**NO_DATA, "gradient_accumulation_steps": accumulation}
     (expected,) = isotrain.launch(
-        train_on_parts, spec(**NO_DATA), backend=backend, run_directory=tmp_path / "one"
+        train_on_parts, spec(**NO_DATA), backend=backend, output=tmp_path / "one"
     )
     returned = launch(train_on_parts, tmp_path, 2, backend, **fields)
     np.testing.assert_allclose(returned["losses"], expected["losses"], rtol=1e-12)
@@ -153,7 +153,7 @@ def test_without_data_there_are_no_batches_of_it(tmp_path: Path) -> None:
         isotrain.run(
             spec(**NO_DATA),
             backend="reference",
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
             on_event=lambda event: None,
         )
 

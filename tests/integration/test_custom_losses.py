@@ -68,7 +68,7 @@ def outer(targets: Any, predictions: Any) -> Any:
 def trained(tmp_path: Path, **changes: Any) -> list[float]:
     """The losses of a run."""
     fields = spec(**changes)
-    found = isotrain.run(fields, backend="torch-ddp", run_directory=tmp_path, on_event=print)
+    found = isotrain.run(fields, backend="torch-ddp", output=tmp_path, on_event=print)
     return found.history.loss
 
 
@@ -151,7 +151,7 @@ def test_a_portable_loss_gets_equal_shapes_as_in_keras(tmp_path: Path, backend: 
         isotrain.run(
             spec(model=portable_network, loss=y_then_prediction, data_args={"column": column}),
             backend=backend,
-            run_directory=tmp_path / str(column),
+            output=tmp_path / str(column),
             on_event=print,
         ).history.loss
         for column in (True, False)

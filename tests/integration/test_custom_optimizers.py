@@ -74,7 +74,7 @@ def test_torch_optimizers(backend: str, name: str) -> None:
 def test_rates_of_a_scheduler_are_recorded(tmp_path: Any) -> None:
     """The history has the rate of each step; the plan says that the rates are not the run's own."""
     result = isotrain.run(
-        own.torch_spec("scheduler"), backend="torch-ddp", replicas=1, run_directory=tmp_path / "run"
+        own.torch_spec("scheduler"), backend="torch-ddp", replicas=1, output=tmp_path / "run"
     )
     assert result.history.learning_rate == pytest.approx([own.LR / (2 + step) for step in range(6)])
     assert any("its own learning-rate scheduler" in text for text in result.plan["notes"])

@@ -50,7 +50,7 @@ def test_portable_models(name: str) -> None:
 def test_a_run_that_never_evaluates_tries_its_metrics(tmp_path: Path) -> None:
     """It also predicts from its files, and exports its model."""
     spec = {**own.NATIVE["forces"], "evaluation": {"every_epochs": 0}}
-    result = isotrain.run(spec, backend="torch-ddp", replicas=1, run_directory=tmp_path / "run")
+    result = isotrain.run(spec, backend="torch-ddp", replicas=1, output=tmp_path / "run")
     predicted = isotrain.predict(result, own.SAMPLES)
     assert predicted.shape == own.SAMPLES.shape
     isotrain.export(result, tmp_path / "model.safetensors")

@@ -43,7 +43,7 @@ def trained(folder: Path, backend: str = "reference", **fields: Any) -> RunResul
         spec(data=data, precision="float64", metrics_over_all=OVER_ALL, **fields),
         backend=backend,
         replicas=2,
-        run_directory=folder / "run",
+        output=folder / "run",
         on_event=lambda event: None,
     )
 
@@ -109,7 +109,7 @@ def test_data_that_cannot_be_found_are_asked_for(tmp_path: Path) -> None:
     result = isotrain.run(
         spec(data=data()),
         backend="reference",
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     with pytest.raises(SpecError, match="the data cannot be found again"):
@@ -146,7 +146,7 @@ def test_the_command_prints_metrics(tmp_path: Path) -> None:
     result = isotrain.run(
         spec(data=f"{tmp_path}/mine.py:data", plugins=["isotrain.testing.reference"]),
         backend="reference",
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     arguments = ("evaluate", "run", "--metric", "mean_absolute_error", "--replicas", "2")

@@ -34,7 +34,7 @@ def run(folder: Path, backend: str = "reference", replicas: int = 2, **fields: A
         spec(**{"data": with_sets, "metrics": ["mean_absolute_error"], **fields}),
         backend=backend,
         replicas=replicas,
-        run_directory=folder / "run",
+        output=folder / "run",
         on_event=lambda event: None,
     )
 

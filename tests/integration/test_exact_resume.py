@@ -165,7 +165,7 @@ def test_late_state_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
             portable_resume_models.spec(**changes, steps=8),
             backend="horovod-tf",
             replicas=2,
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
             resume="auto",
             on_event=lambda event: None,
         )

@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> isotrain.RunResult:
-    return run(spec(), backend="torch-ddp", run_directory=folder / "run")
+    return run(spec(), backend="torch-ddp", output=folder / "run")
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def by_keras(
 @pytest.fixture(scope="module")
 def native(folder: Path) -> isotrain.RunResult:
     given = spec(model={"torch": exported_models.torch_net})
-    return run(given, backend="torch-ddp", run_directory=folder / "native")
+    return run(given, backend="torch-ddp", output=folder / "native")
 
 
 def assert_outside(
@@ -183,7 +183,7 @@ def test_tensorflow_opens_its_exports(
 def of_module(folder: Path) -> np.ndarray:
     """Predictions of a native model that is exported."""
     module = spec(model={"tensorflow": exported_models.tensorflow_net})
-    result = run(module, backend="tf-mirrored", run_directory=folder / "of-module")
+    result = run(module, backend="tf-mirrored", output=folder / "of-module")
     isotrain.export(result, folder / "module", to="saved-model")
     found: np.ndarray = isotrain.predict(result, IMAGES)
     return found
@@ -369,7 +369,7 @@ def first_weights(session: isotrain.Session) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 def test_bfloat16_is_exported_and_read_as_bfloat16(tmp_path: Path) -> None:
     native = spec(model={"torch": narrow_net}, optimizer={"name": "sgd", "lr": 0.125})
-    result = run(native, backend="torch-ddp", run_directory=tmp_path / "run")
+    result = run(native, backend="torch-ddp", output=tmp_path / "run")
     kept = SafetensorsFile(result.run_directory / "weights.safetensors")
     assert set(kept.dtypes.values()) == {"bfloat16"}
     isotrain.export(result, tmp_path / "narrow.pt")
@@ -388,7 +388,7 @@ def test_impossible_exports_are_refused_before_anything_starts(tmp_path: Path) -
     small = spec(
         model={"reference": network}, data=(samples, np.zeros(8, np.int64)), optimizer="adam"
     )
-    result = run(small, backend="reference", run_directory=tmp_path / "run")
+    result = run(small, backend="reference", output=tmp_path / "run")
     with pytest.raises(
         UnsupportedError, match="no backend that is available here writes this model"
     ):
@@ -453,7 +453,7 @@ def smaller_model() -> Network:
 def plain_run(folder: Path, **changes: Any) -> isotrain.RunResult:
     inputs = GENERATOR.standard_normal((21, 4))
     given = spec(model={"reference": smaller_model}, data=lambda: (inputs, LABELS), **changes)
-    return run(given, backend="reference", run_directory=folder)
+    return run(given, backend="reference", output=folder)
 
 
 def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:

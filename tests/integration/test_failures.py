@@ -317,7 +317,7 @@ from integration.failure_runs import doing, spec, stop
 backend, folder, deed = sys.argv[1:]
 deed = {"none": lambda: None, "stop": stop}[deed]
 fields = spec(plugins="isotrain.testing.reference")
-isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directory=folder)
+isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, output=folder)
 """
 
 

@@ -48,7 +48,7 @@ def test_familiar_examples_train(tmp_path: Path) -> None:
         first,
         backend="torch-ddp",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )[0]
     assert len(found) == 8

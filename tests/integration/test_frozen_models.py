@@ -67,7 +67,7 @@ def fields(**changes: Any) -> dict[str, Any]:
 
 def trained(folder: Path, model: Any, backend: str) -> isotrain.RunResult:
     spec = fields(model=model, model_args={"units": 5}, loss="mean_squared_error")
-    return isotrain.run(spec, backend=backend, replicas=1, run_directory=folder / "teacher")
+    return isotrain.run(spec, backend=backend, replicas=1, output=folder / "teacher")
 
 
 def evaluate(session: isotrain.Session) -> float:

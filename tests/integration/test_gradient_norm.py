@@ -73,7 +73,7 @@ def test_it_changes_no_bit_of_a_native_run(tmp_path: Path) -> None:
             spec(model={"torch": linear}, clip={"global_norm": 0.5}, data=samples, **fields),
             backend="torch-ddp",
             replicas=2,
-            run_directory=tmp_path / folder,
+            output=tmp_path / folder,
             on_event=lambda event: None,
         ).weights
 

@@ -87,7 +87,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuned(source: Path, tmp_path_factory: pytest.TempPathFactory) -> isotrain.RunResult:
     folder = tmp_path_factory.mktemp("tuned") / "run"
     wanted = {"source": source, "include": "backbone*", "freeze": ["backbone*"]}
-    return run(spec(initial_weights=wanted), backend="reference", run_directory=folder)
+    return run(spec(initial_weights=wanted), backend="reference", output=folder)
 
 
 def test_frozen_weights_stay_and_others_are_trained(tuned: isotrain.RunResult) -> None:
@@ -114,7 +114,7 @@ def test_every_framework_and_horovod_start_and_end_alike(
         spec(initial_weights=wanted),
         backend=backend,
         replicas=replicas,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
     )
     np.testing.assert_allclose(found.history.loss, tuned.history.loss, rtol=1e-12)
     for name, value in tuned.weights.items():
@@ -214,7 +214,7 @@ def test_a_resumed_run_does_not_need_the_source(tmp_path: Path) -> None:
     np.savez(source, **BACKBONE)  # type: ignore[arg-type]
     wanted = {"source": source, "include": "backbone*", "freeze": ["backbone*"]}
     given = spec(initial_weights=wanted, checkpoint={"every_epochs": 1})
-    run(given | {"epochs": 1}, backend="reference", run_directory=folder)
+    run(given | {"epochs": 1}, backend="reference", output=folder)
     told = (folder / "initial-weights.json").read_text()
     source.unlink()
     found = isotrain.resume(folder, spec=given, on_event=lambda event: None)

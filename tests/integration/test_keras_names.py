@@ -198,7 +198,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         by_name,
         spec(),
         backend="torch-ddp",
-        run_directory=tmp_path_factory.mktemp("names") / "run",
+        output=tmp_path_factory.mktemp("names") / "run",
         on_event=lambda event: None,
     )[0]
     return returned
@@ -297,7 +297,7 @@ def test_a_replica_without_samples_builds_late_metrics(tmp_path: Path, backend: 
             fields,
             backend=backend,
             replicas=replicas,
-            run_directory=tmp_path / str(replicas),
+            output=tmp_path / str(replicas),
             on_event=lambda event: None,
         )
         for replicas in (1, 2)

@@ -88,7 +88,7 @@ def test_a_run_without_progress_restarts_with_fewer_replicas(
         spec(model={"reference": plain}, min_replicas=2, strategy=strategy),
         backend="reference",
         replicas=replicas,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         max_restarts=3,
         on_event=told.append,
     )

@@ -129,7 +129,7 @@ def test_unwritable_weights_lose_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     given = spec(network, data_args={"folder": str(folder / WEIGHTS_FILE)})
     with pytest.raises(isotrain.RunFailedError, match=f"{WEIGHTS_FILE} could not be") as failed:
-        isotrain.run(given, backend="reference", replicas=2, run_directory=folder)
+        isotrain.run(given, backend="reference", replicas=2, output=folder)
     result = isotrain.read_result(folder)
     assert failed.value.result.to_dict() == result.to_dict()
     assert result.history.loss[-1] == pytest.approx(result.last_loss)
@@ -155,4 +155,4 @@ def test_lost_weights_are_reported_without_events(
     monkeypatch.setattr(RunDirectory, "append_event", refuses_failures)
     given = spec(network, data_args={"folder": str(tmp_path / "run" / WEIGHTS_FILE)})
     with pytest.raises(isotrain.RunFailedError, match=f"{WEIGHTS_FILE} could not be written"):
-        isotrain.run(given, backend="reference", replicas=2, run_directory=tmp_path / "run")
+        isotrain.run(given, backend="reference", replicas=2, output=tmp_path / "run")

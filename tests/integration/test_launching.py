@@ -185,7 +185,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 def run(folder: Path, **options: Any) -> isotrain.RunResult:
     return isotrain.run(
-        spec(), backend="reference", replicas=2, run_directory=folder, on_event=ignore, **options
+        spec(), backend="reference", replicas=2, output=folder, on_event=ignore, **options
     )
 
 
@@ -266,7 +266,7 @@ def test_an_unpicklable_argument_is_named(tmp_path: Path) -> None:
         isotrain.run(
             spec(transform=transform),
             backend="reference",
-            run_directory=tmp_path,
+            output=tmp_path,
             on_event=ignore,
         )
 
@@ -285,7 +285,7 @@ def test_output_of_rank_0_is_relayed_and_of_others_logged(tmp_path: Path) -> Non
             said.append(event["text"])
 
     pids = isotrain.launch(
-        work, spec(), backend="reference", replicas=2, run_directory=tmp_path, on_event=hear
+        work, spec(), backend="reference", replicas=2, output=tmp_path, on_event=hear
     )
     assert "".join(said) == "hello from 0\n"
     assert len({*pids, os.getpid()}) == 3
@@ -320,7 +320,7 @@ def test_an_unpicklable_return_value_is_named(tmp_path: Path) -> None:
             lambda session: object(),
             spec(),
             backend="reference",
-            run_directory=tmp_path,
+            output=tmp_path,
             on_event=ignore,
         )
     assert "the function returned 'object'" in str(caught.value)

@@ -110,7 +110,7 @@ def trained(data: Any, backend: str, replicas: int, folder: Path, **fields: Any)
         {**spec(data), **fields},
         backend=backend,
         replicas=replicas,
-        run_directory=folder,
+        output=folder,
         on_event=lambda _: None,
     )
 

@@ -75,7 +75,7 @@ def launched(folder: Path, replicas: int, **changes: Any) -> Any:
         {**SPEC, "model": {"torch": network}, "data": samples, **changes},
         backend="torch-ddp",
         replicas=replicas,
-        run_directory=folder,
+        output=folder,
         on_event=lambda event: None,
     )
 

@@ -86,9 +86,7 @@ def expected_weights() -> np.ndarray:
 @pytest.mark.parametrize("call", ["keywords", by_function], ids=["keywords", "function"])
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
 def test_is_called_alike_everywhere(call: Any, backend: str, tmp_path: Path) -> None:
-    result = isotrain.run(
-        spec(call=call), backend=backend, replicas=2, run_directory=tmp_path / "run"
-    )
+    result = isotrain.run(spec(call=call), backend=backend, replicas=2, output=tmp_path / "run")
     trained = np.concatenate([result.weights[n].ravel() for n in sorted(result.weights)[::-1]])
     expected = expected_weights()
     np.testing.assert_allclose(trained, expected, atol=1e-6)
@@ -103,7 +101,7 @@ def test_is_called_alike_everywhere(call: Any, backend: str, tmp_path: Path) -> 
 def test_onnx_has_the_inputs_of_the_call(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     trained = spec(call="keywords")
-    result = isotrain.run(trained, backend="torch-ddp", replicas=1, run_directory=tmp_path / "run")
+    result = isotrain.run(trained, backend="torch-ddp", replicas=1, output=tmp_path / "run")
     result.export(tmp_path / "model.onnx", data=INPUTS, spec=trained)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     names = [each.name for each in session.get_inputs()]
@@ -119,7 +117,7 @@ def test_keywords_need_inputs_with_names(tmp_path: Path) -> None:
             spec(call="keywords", data=unnamed),
             backend="torch-ddp",
             replicas=1,
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
         )
 
 

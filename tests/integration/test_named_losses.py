@@ -53,9 +53,7 @@ def test_they_add_up_in_every_epoch(replicas: int, tmp_path: Path) -> None:
     checkpoint = {"keep_best": {"metric": "second", "mode": "min"}}
     stopping = {"metric": "validation_first", "mode": "min", "patience": 9}
     spec = _spec(checkpoint=checkpoint, early_stopping=stopping)
-    result = isotrain.run(
-        spec, backend="torch-ddp", replicas=replicas, run_directory=tmp_path / "run"
-    )
+    result = isotrain.run(spec, backend="torch-ddp", replicas=replicas, output=tmp_path / "run")
     for epoch in result.history.epochs:
         for prefix in ("", "validation_"):
             total = epoch[f"{prefix}first"] + epoch[f"{prefix}second"]
@@ -68,8 +66,8 @@ def test_losses_of_updates_are_monitored(tmp_path: Path) -> None:
     schedule = {"name": "plateau", "metric": "validation_b_loss", "patience": 1}
     spec = _spec(objective=None, updates=updates, early_stopping=stopping, schedule=schedule)
     folder = tmp_path / "run"
-    result = isotrain.run(spec, backend="torch-ddp", run_directory=folder)
+    result = isotrain.run(spec, backend="torch-ddp", output=folder)
     assert {"validation_a_first", "validation_b_loss"} <= result.history.epochs[-1].keys()
     unmeasured = spec.replace(early_stopping={"metric": "a_loss"})  # a scalar of steps
     with pytest.raises(RunFailedError, match="unknown metric of an epoch 'a_loss'"):
-        isotrain.run(unmeasured, backend="torch-ddp", run_directory=tmp_path / "wrong")
+        isotrain.run(unmeasured, backend="torch-ddp", output=tmp_path / "wrong")

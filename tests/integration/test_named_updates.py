@@ -79,9 +79,9 @@ def test_equals_the_plain_program(
 
 def test_updates_are_recorded_and_resumed(tmp_path: Path) -> None:
     fields = spec(MODELS["native"], checkpoint={"every_steps": 3})
-    whole = isotrain.run(fields, backend="torch-ddp", replicas=2, run_directory=tmp_path / "whole")
+    whole = isotrain.run(fields, backend="torch-ddp", replicas=2, output=tmp_path / "whole")
     first = {**fields, "epochs": 1, "checkpoint": {"every_epochs": 1}}
-    isotrain.run(first, backend="torch-ddp", replicas=2, run_directory=tmp_path / "first")
+    isotrain.run(first, backend="torch-ddp", replicas=2, output=tmp_path / "first")
     resumed = isotrain.resume(tmp_path / "first", spec=fields)
     for name, array in whole.weights.items():
         assert np.array_equal(array, resumed.weights[name]), name
@@ -107,16 +107,14 @@ def test_updates_are_recorded_and_resumed(tmp_path: Path) -> None:
 def test_another_framework_resumes_all_updates(first: str, second: str, tmp_path: Path) -> None:
     """Each update's optimizer state and its steps so far: one has done half as many as the other."""
     fields = spec(portable, checkpoint={"every_steps": 2, "keep_last": None})
-    whole = isotrain.run(fields, backend=second, replicas=1, run_directory=tmp_path / "whole")
-    isotrain.run(
-        {**fields, "epochs": 1}, backend=first, replicas=2, run_directory=tmp_path / "first"
-    )
+    whole = isotrain.run(fields, backend=second, replicas=1, output=tmp_path / "whole")
+    isotrain.run({**fields, "epochs": 1}, backend=first, replicas=2, output=tmp_path / "first")
     events: list[Any] = []
     resumed = isotrain.run(
         fields,
         backend=second,
         replicas=2,
-        run_directory=tmp_path / "second",
+        output=tmp_path / "second",
         resume=tmp_path / "first",
         on_event=events.append,
     )
@@ -142,7 +140,7 @@ def saved_between(session: isotrain.Session) -> list[float]:
 def test_a_record_has_all_updates_of_a_step_that_is_saved_between_them(tmp_path: Path) -> None:
     fields = spec(MODELS["native"], checkpoint={"every_steps": 3})
     (losses,) = isotrain.launch(
-        saved_between, fields, backend="torch-ddp", replicas=1, run_directory=tmp_path / "run"
+        saved_between, fields, backend="torch-ddp", replicas=1, output=tmp_path / "run"
     )
     history = read_history(tmp_path / "run")
     assert history.loss == pytest.approx(losses, rel=1e-12)

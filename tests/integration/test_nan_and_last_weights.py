@@ -68,7 +68,7 @@ def run(folder: Path, **changes: Any) -> isotrain.RunResult:
         FIELDS | changes,
         backend="reference",
         replicas=2,
-        run_directory=folder / "run",
+        output=folder / "run",
         on_event=lambda event: None,
     )
 
@@ -117,7 +117,7 @@ def test_torch_takes_nan_as_a_probability(tmp_path: Path, model: Any, capture: b
         isotrain.run(
             FIELDS | changes | options,
             backend="torch-ddp",
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
             on_event=lambda event: None,
         )
 
@@ -169,7 +169,7 @@ def last_of_all(session: isotrain.Session) -> Any:
 
 def test_no_process_ends_before_all_have_finished(tmp_path: Path) -> None:
     _, found = isotrain.launch(
-        last_of_all, FIELDS, backend="reference", replicas=2, run_directory=tmp_path / "run"
+        last_of_all, FIELDS, backend="reference", replicas=2, output=tmp_path / "run"
     )
     assert found["rank 0"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
@@ -252,7 +252,7 @@ def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(SCRIPT)
     (tmp_path / "spec.yaml").write_text(SPEC)
     command = [sys.executable, "-m", "isotrain", "run", "spec.yaml", "--backend", "reference"]
-    options = ["--replicas=2", "--plugin=isotrain.testing.reference", "--run-dir=run"]
+    options = ["--replicas=2", "--plugin=isotrain.testing.reference", "--output=run"]
     process = subprocess.Popen(
         [*command, *options],
         cwd=tmp_path,

@@ -215,7 +215,7 @@ def test_batch_normalization_in_training_mode_is_named(
         {**SPEC, "model": model, "objective": in_training_mode},
         backend=backend,
         replicas=2,
-        run_directory=tmp_path,
+        output=tmp_path,
         on_event=told.append,
     )
     texts = [event["text"] for event in told if event["event"] == "warning"]
@@ -232,7 +232,7 @@ def linear() -> Any:
 def test_a_loss_that_gathers_itself_runs_once_declared(tmp_path: Path) -> None:
     spec = {**SPEC, "model": {"torch": linear}, "objective": gathered, "ignore": ["ISO301"]}
     losses = [
-        isotrain.run(spec, backend="torch-ddp", replicas=n, run_directory=tmp_path / str(n))
+        isotrain.run(spec, backend="torch-ddp", replicas=n, output=tmp_path / str(n))
         for n in (1, 2)
     ]
     one, two = (result.history.loss for result in losses)
@@ -242,9 +242,7 @@ def test_a_loss_that_gathers_itself_runs_once_declared(tmp_path: Path) -> None:
 def test_a_note_says_that_a_loss_cannot_be_tried(tmp_path: Path) -> None:
     spec = {**SPEC, "model": {"torch": linear}, "objective": of_a_whole_share, "steps": 2}
     told: list[Any] = []
-    isotrain.run(
-        spec, backend="torch-ddp", replicas=2, run_directory=tmp_path, on_event=told.append
-    )
+    isotrain.run(spec, backend="torch-ddp", replicas=2, output=tmp_path, on_event=told.append)
     (warning,) = (event["text"] for event in told if event["event"] == "warning")
     assert "cannot be evaluated (AssertionError" in warning
     assert "`ignore: [ISO301]`" in warning
@@ -267,7 +265,7 @@ def test_a_non_mean_loss_is_refused_wherever_a_batch_is_divided(
     replicas, fields = divided.pop("replicas", 1), {**SPEC, **divided, "model": network}
     spec = {**fields, "loss": own_by_global_batch}
     with pytest.raises(RunFailedError, match="not a mean over samples: the loss of a batch is"):
-        isotrain.run(spec, backend="reference", replicas=replicas, run_directory=tmp_path)
+        isotrain.run(spec, backend="reference", replicas=replicas, output=tmp_path)
     with pytest.raises(SpecError, match="not a mean over samples"):
         isotrain.measured_plan(spec, backend="reference", replicas=replicas)
 
@@ -335,10 +333,10 @@ def test_a_transform_that_mixes_samples_is_refused(
     with pytest.raises(
         RunFailedError, match=r"transform: it mixes samples: .* 6 at once than for 2 and 4"
     ):
-        isotrain.run(spec, backend="reference", replicas=2, run_directory=tmp_path / "refused")
+        isotrain.run(spec, backend="reference", replicas=2, output=tmp_path / "refused")
     silenced = {**spec, "ignore": ["ISO218"]}
-    isotrain.run(silenced, backend="reference", replicas=2, run_directory=tmp_path / "silenced")
-    isotrain.run(spec, backend="reference", run_directory=tmp_path / "alone")
+    isotrain.run(silenced, backend="reference", replicas=2, output=tmp_path / "silenced")
+    isotrain.run(spec, backend="reference", output=tmp_path / "alone")
 
 
 def after_looking(session: isotrain.Session, name: str) -> list[Any]:

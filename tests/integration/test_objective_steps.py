@@ -68,9 +68,7 @@ def _spec(**fields: Any) -> isotrain.TrainingSpec:
 
 def test_three_replicas_equal_one(tmp_path: Path) -> None:
     one, three = (
-        isotrain.run(
-            _spec(), backend="torch-ddp", replicas=count, run_directory=tmp_path / str(count)
-        )
+        isotrain.run(_spec(), backend="torch-ddp", replicas=count, output=tmp_path / str(count))
         for count in (1, 3)
     )
     for name, weight in one.weights.items():
@@ -100,7 +98,7 @@ def test_collectives_of_a_part_of_the_batch_are_refused(
         isotrain.plan(spec, backend="torch-ddp", replicas=replicas)
     hidden = spec.replace(objective=functools.partial(_called, objective=_sum_of_squares))
     with pytest.raises(RunFailedError, match=message):
-        isotrain.run(hidden, backend="torch-ddp", replicas=replicas, run_directory=tmp_path / "run")
+        isotrain.run(hidden, backend="torch-ddp", replicas=replicas, output=tmp_path / "run")
 
 
 def test_workers_get_no_step() -> None:
@@ -123,7 +121,7 @@ def _named(model: Any, batch: Any) -> Any:
 @pytest.mark.parametrize("capture", [True, False])
 def test_named_losses_are_recorded_in_every_step(capture: bool, tmp_path: Path) -> None:
     spec = _spec(model=_portable, objective=_named, values={}, epochs=3, capture=capture)
-    result = isotrain.run(spec, backend="torch-ddp", replicas=1, run_directory=tmp_path / "run")
+    result = isotrain.run(spec, backend="torch-ddp", replicas=1, output=tmp_path / "run")
     for epoch in result.history.epochs:
         assert epoch["square"] == pytest.approx(epoch["loss"], rel=1e-12)
         assert epoch["validation_square"] == pytest.approx(epoch["validation_loss"], rel=1e-12)

@@ -65,7 +65,7 @@ def test_weights_are_those_of_torch(name: str, tmp_path: Path) -> None:
         "steps": STEPS,
     }
     ours, theirs = isotrain.launch(
-        both, spec, backend="torch-ddp", run_directory=tmp_path / "run", on_event=lambda event: None
+        both, spec, backend="torch-ddp", output=tmp_path / "run", on_event=lambda event: None
     )[0]
     for weight, value in theirs.items():
         np.testing.assert_allclose(ours[weight], value, rtol=0, atol=1e-12, err_msg=weight)

@@ -37,9 +37,7 @@ def trained(backend: str, folder: Path, replicas: int = 2, **changes: Any) -> is
     spec = load("no_decay_on_biases").spec.replace(
         precision="float64", threads=1, optimizer=OPTIMIZER, epochs=1
     )
-    return isotrain.run(
-        spec.replace(**changes), backend=backend, replicas=replicas, run_directory=folder
-    )
+    return isotrain.run(spec.replace(**changes), backend=backend, replicas=replicas, output=folder)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +126,7 @@ def test_native_groups_are_torchs_parameter_groups(backend: str, tmp_path: Path)
         optimizer={"name": "adamw", "lr": 1e-3, "weight_decay": 0.1, "groups": groups},
     )
     weights, expected = isotrain.launch(
-        beside_torch, spec, backend=backend, replicas=1, run_directory=tmp_path / "run"
+        beside_torch, spec, backend=backend, replicas=1, output=tmp_path / "run"
     )[0]
     for name, weight in expected.items():
         np.testing.assert_array_equal(weights[name], weight, err_msg=name)

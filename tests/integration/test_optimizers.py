@@ -151,7 +151,7 @@ def test_adam_has_betas_of_float32_in_float64(backend: str, tmp_path: Path) -> N
         "threads": 1,
     }
     ours, rounded, exact = isotrain.launch(
-        adam_by_hand, spec, backend=backend, replicas=1, run_directory=tmp_path / "run"
+        adam_by_hand, spec, backend=backend, replicas=1, output=tmp_path / "run"
     )[0]
     for array, expected, other in zip(ours, rounded, exact, strict=True):
         np.testing.assert_allclose(array, expected, rtol=0, atol=1e-14)

@@ -197,7 +197,7 @@ def test_an_order_that_differs_between_processes_ends_the_run(tmp_path: Path) ->
             spec(drawn_without_seed),
             backend="torch-ddp",
             replicas=2,
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
             on_event=lambda _: None,
         )
 
@@ -215,7 +215,7 @@ def test_a_resumed_run_continues_within_a_pass(tmp_path: Path) -> None:
             {**fields, "steps": steps},
             backend=backend,
             replicas=replicas,
-            run_directory=tmp_path / folder,
+            output=tmp_path / folder,
             resume=tmp_path / "first" if folder == "rest" else None,
             on_event=lambda _: None,
         )
@@ -226,7 +226,7 @@ def test_a_resumed_run_continues_within_a_pass(tmp_path: Path) -> None:
         isotrain.run(
             {**fields, "order": {**TOKENS, "tokens": 72}},
             backend="torch-ddp",
-            run_directory=tmp_path / "other",
+            output=tmp_path / "other",
             resume=tmp_path / "first",
             on_event=lambda _: None,
         )

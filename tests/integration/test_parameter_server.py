@@ -71,7 +71,7 @@ def launch(work: Any, spec: Any, backend: str, folder: Path) -> dict[str, Any]:
         spec,
         backend=backend,
         replicas=REPLICAS,
-        run_directory=folder,
+        output=folder,
         on_event=lambda _: None,
     )
     found: dict[str, Any] = returned[0]

@@ -151,7 +151,7 @@ def launched(
         spec(model).replace(per_replica=per_replica),
         backend=backend,
         replicas=replicas,
-        run_directory=folder / f"run-{is_resumed}-{replicas}",
+        output=folder / f"run-{is_resumed}-{replicas}",
         on_event=on_event,
     )
     saved = {int(r): state for _, each, _ in returned for r, state in each.items()}

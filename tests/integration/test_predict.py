@@ -66,7 +66,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> isotrain.RunResult:
     folder = tmp_path_factory.mktemp("trained") / "run"
-    return run(spec(), backend="reference", replicas=2, run_directory=folder)
+    return run(spec(), backend="reference", replicas=2, output=folder)
 
 
 run = functools.partial(isotrain.run, on_event=lambda event: None)
@@ -100,7 +100,7 @@ def test_targets_are_ignored_and_several_outputs_kept_apart(tmp_path: Path) -> N
     changes = {"model": {"reference": two_outputs}, "objective": objective, "loss": None}
     fields = {name: value for name, value in spec(**changes).items() if value is not None}
     trained = run(
-        fields | {"data": {"features": SAMPLES}}, backend="reference", run_directory=tmp_path / "r"
+        fields | {"data": {"features": SAMPLES}}, backend="reference", output=tmp_path / "r"
     )
     inputs = {"features": SAMPLES[:6]}
     found = isotrain.predict(trained, (inputs, np.zeros(6)), replicas=4)
@@ -121,7 +121,7 @@ def test_a_session_predicts_batch_by_batch(tmp_path: Path) -> None:
         spec(checkpoint={}),
         backend="reference",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     assert found["sizes"] == [7, 7, 7, 2]
@@ -171,7 +171,7 @@ def test_an_output_without_a_row_for_each_sample_is_refused(tmp_path: Path) -> N
             spec(),
             backend="reference",
             replicas=2,
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
             on_event=lambda event: None,
         )
 
@@ -187,9 +187,7 @@ def test_a_model_that_cannot_be_imported_must_be_given(tmp_path: Path) -> None:
     def local() -> Network:
         return network()
 
-    unnamed = run(
-        spec(model={"reference": local}), backend="reference", run_directory=tmp_path / "r"
-    )
+    unnamed = run(spec(model={"reference": local}), backend="reference", output=tmp_path / "r")
     with pytest.raises(isotrain.SpecError, match="Pass the spec that was run"):
         isotrain.predict(unnamed, SAMPLES)
     found = isotrain.predict(unnamed, SAMPLES, spec=spec(model={"reference": local}))
@@ -241,7 +239,7 @@ def test_the_command_writes_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL)
     np.save(tmp_path / "samples.npy", SAMPLES)
     changes = {"model": f"{tmp_path}/mine.py:model", "plugins": ["isotrain.testing.reference"]}
-    result = run(spec(**changes), backend="reference", run_directory=tmp_path / "run")
+    result = run(spec(**changes), backend="reference", output=tmp_path / "run")
     files = ("run", "--data", "samples.npy", "--output", "new/found.npy")
     done = command("predict", *files, "--replicas", "2", folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -78,9 +78,7 @@ def data_of_each(folder: str, kind: str) -> isotrain.DataSet:
 def test_processes_that_load_other_data_end_the_run(tmp_path: Path, kind: str, told: str) -> None:
     changes = {"data": data_of_each, "data_args": {"folder": str(tmp_path), "kind": kind}}
     with pytest.raises(RunFailedError, match=told):
-        isotrain.run(
-            spec(**changes), backend="reference", replicas=2, run_directory=tmp_path / "run"
-        )
+        isotrain.run(spec(**changes), backend="reference", replicas=2, output=tmp_path / "run")
 
 
 class SlowToSave(list[Any]):
@@ -119,7 +117,7 @@ def run(folder: Path, backend: str, replicas: int = 2, **changes: Any) -> isotra
         spec(**changes),
         backend=backend,
         replicas=replicas,
-        run_directory=folder / backend,
+        output=folder / backend,
         on_event=lambda event: None,
     )
 
@@ -163,7 +161,7 @@ def test_no_process_loads_a_framework(tmp_path: Path) -> None:
         spec(),
         backend="reference",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     for modules in found:
@@ -189,7 +187,7 @@ def test_a_random_layer_draws_anew_in_each_step_and_not_in_evaluation(tmp_path: 
             optimizer={"name": "sgd", "lr": 2.0**-40},
         ),
         backend="reference",
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )[0]
     assert found[0] == found[1]
@@ -253,7 +251,7 @@ def test_the_command_line_loads_it_as_a_plugin(tmp_path: Path) -> None:
 
 def test_no_process_ends_before_all_have_finished(tmp_path: Path) -> None:
     returned = isotrain.launch(
-        saved_late, spec(), backend="reference", replicas=2, run_directory=tmp_path, on_event=print
+        saved_late, spec(), backend="reference", replicas=2, output=tmp_path, on_event=print
     )
     assert returned == [None, [True]]
 
@@ -264,7 +262,7 @@ def test_steps_before_progress_is_disabled_are_reported(tmp_path: Path) -> None:
         spec(),
         backend="reference",
         replicas=1,
-        run_directory=tmp_path,
+        output=tmp_path,
         on_event=lambda event: None,
     )
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()

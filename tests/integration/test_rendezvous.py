@@ -125,7 +125,7 @@ def local(folder: Path, size: int = 2, backend: str = "reference", **spec: Any) 
             external_launch_program.spec(**spec),
             backend=backend,
             replicas=size,
-            run_directory=folder / "local",
+            output=folder / "local",
             on_event=lambda event: None,
         )
     found: dict[str, Any] = json.loads(external_launch_program.shown(returned[0]))
@@ -286,7 +286,7 @@ def test_the_command_line_rendezvous_saves_and_resumes(tmp_path: Path) -> None:
     losses = []
     for epochs in (1, 2):
         (tmp_path / "spec.json").write_text(json.dumps({**fields, "epochs": epochs}))
-        more = ["--run-dir", "run", "--resume", "auto"]
+        more = ["--output", "run", "--resume", "auto"]
         started = Started("torchrun", 2, [*COMMAND, *more], tmp_path)
         assert started.ended() == [0, 0], started.said(0) + started.said(1)
         losses.append(isotrain.read_result(tmp_path / "run").last_loss)
@@ -308,7 +308,7 @@ def training(folder: Path) -> Started:
     """Two processes that train for ever, and save when they are asked to end: both are in their loop."""
     policy = {"every_steps": 10_000_000}
     (folder / "spec.json").write_text(json.dumps({**FIELDS, "epochs": 10**6, "checkpoint": policy}))
-    started = Started("torchrun", 2, [*COMMAND, "--run-dir", "run"], folder)
+    started = Started("torchrun", 2, [*COMMAND, "--output", "run"], folder)
     started.await_file(folder / "run" / "events.jsonl", f'"event": "{EpochEnded.kind}"')
     return started
 

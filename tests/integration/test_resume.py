@@ -84,7 +84,7 @@ def test_state_that_a_strategy_loses_is_reported(
         spec(strategy=strategy),
         backend="reference",
         replicas=replicas,
-        run_directory=tmp_path / "other",
+        output=tmp_path / "other",
         resume=saved,
         on_event=told.append,
     )
@@ -194,7 +194,7 @@ def test_the_command_resumes_with_changed_options(tmp_path: Path) -> None:
     fields |= {"plugins": ["isotrain.testing.reference"]}
     (tmp_path / "spec.json").write_text(json.dumps(fields))
     begun = command(
-        *("run", "spec.json", "--backend", "reference", "--replicas", "2", "--run-dir", "run"),
+        *("run", "spec.json", "--backend", "reference", "--replicas", "2", "--output", "run"),
         *("--strategy", "parameter-server", "--quiet"),
         folder=tmp_path,
     )
@@ -241,7 +241,7 @@ def read():
 
 SPEC = spec(model=build, data=read, steps=4)
 if __name__ == "__main__":
-    isotrain.run(SPEC, backend="reference", replicas=2, run_directory="run")
+    isotrain.run(SPEC, backend="reference", replicas=2, output="run")
     isotrain.resume("run", overrides=["steps=5"])
 """
 OTHERWISE = ("--replicas", "1", "--strategy", "local-sgd,every=1", "--set", "steps=7")
@@ -344,7 +344,7 @@ def two_at_once(session: isotrain.Session) -> list[str]:
 
 def test_two_runs_in_one_directory_are_refused(tmp_path: Path) -> None:
     ((told,),) = isotrain.launch(
-        two_at_once, spec(), backend="reference", run_directory=tmp_path / "run", on_event=print
+        two_at_once, spec(), backend="reference", output=tmp_path / "run", on_event=print
     )
     assert "a run is still running in" in told
 
@@ -362,9 +362,9 @@ def own_loop(session: isotrain.Session) -> list[Any]:
 def test_a_custom_loop_saves_and_resumes(tmp_path: Path) -> None:
     options = {"backend": "reference", "replicas": 2, "on_event": lambda event: None}
     given = spec(checkpoint=None)
-    whole = isotrain.launch(own_loop, given, run_directory=tmp_path / "run", **options)
+    whole = isotrain.launch(own_loop, given, output=tmp_path / "run", **options)
     again = isotrain.launch(
-        own_loop, given, run_directory=tmp_path / "again", resume=tmp_path / "run", **options
+        own_loop, given, output=tmp_path / "again", resume=tmp_path / "run", **options
     )
     for (seen, metrics, state), (seen_again, metrics_again, state_again) in zip(
         whole, again, strict=True
@@ -433,7 +433,7 @@ def back_once(session: isotrain.Session) -> list[int]:
 def test_batches_continue_from_a_restored_session(tmp_path: Path) -> None:
     given = spec(checkpoint=None, steps=8)
     (seen,) = isotrain.launch(
-        back_once, given, backend="reference", run_directory=tmp_path / "run", on_event=print
+        back_once, given, backend="reference", output=tmp_path / "run", on_event=print
     )
     assert seen == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
 

@@ -83,9 +83,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 def run(folder: Path, **options: Any) -> isotrain.RunResult:
     changes = options.pop("changes", {})
-    return isotrain.run(
-        spec(**changes), run_directory=folder, on_event=lambda event: None, **options
-    )
+    return isotrain.run(spec(**changes), output=folder, on_event=lambda event: None, **options)
 
 
 def test_a_killed_run_ends_as_if_never_killed(tmp_path: Path) -> None:
@@ -178,7 +176,7 @@ def assert_killed_ones_end_alike(
         given,
         backend=backend,
         replicas=replicas,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         max_restarts=len(specs),
         on_event=events.append,
     )
@@ -210,11 +208,9 @@ def test_a_run_that_changes_its_framework_has_one_history(tmp_path: Path) -> Non
     options = {"resume": "auto", "on_event": lambda event: None}
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     given = spec(precision="float64", capture=False)
-    isotrain.launch(finished, given, backend="torch-ddp", run_directory=whole, **options)
-    isotrain.launch(begun, given, backend="torch-ddp", replicas=2, run_directory=resumed, **options)
-    isotrain.launch(
-        finished, given, backend="tf-mirrored", replicas=3, run_directory=resumed, **options
-    )
+    isotrain.launch(finished, given, backend="torch-ddp", output=whole, **options)
+    isotrain.launch(begun, given, backend="torch-ddp", replicas=2, output=resumed, **options)
+    isotrain.launch(finished, given, backend="tf-mirrored", replicas=3, output=resumed, **options)
     expected, history = read_history(whole), read_history(resumed)
     assert history.loss == pytest.approx(expected.loss, rel=0, abs=1e-12)
     assert history.epochs == [pytest.approx(epoch, abs=1e-12) for epoch in expected.epochs]

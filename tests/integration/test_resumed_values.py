@@ -69,7 +69,7 @@ def test_an_evaluation_after_a_resume_has_the_values_of_the_last_step(tmp_path: 
             spec,
             backend="torch-ddp",
             replicas=1,
-            run_directory=tmp_path / work.__name__,
+            output=tmp_path / work.__name__,
             on_event=lambda event: None,
         )
         for work in (train_and_save, restore)
@@ -91,9 +91,9 @@ def test_a_finished_run_is_evaluated_with_the_values_of_its_last_step(tmp_path: 
     run = functools.partial(
         isotrain.run, spec, backend="torch-ddp", replicas=1, on_event=lambda event: None
     )
-    whole = run(run_directory=tmp_path / "whole")
+    whole = run(output=tmp_path / "whole")
     resumed = run(
-        run_directory=tmp_path / "resumed",
+        output=tmp_path / "resumed",
         resume=tmp_path / "whole" / "checkpoints" / "step-000000006",
     )
     for result in (whole, resumed):
@@ -105,6 +105,6 @@ def test_a_finished_run_is_evaluated_with_the_values_of_its_last_step(tmp_path: 
 
 def test_metrics_over_all_of_a_coordinator(tmp_path: Path) -> None:
     spec = _spec(loss="mse", metrics_over_all={"error": error_of_all}, strategy="parameter-server")
-    result = isotrain.run(spec, backend="torch-ddp", replicas=2, run_directory=tmp_path / "run")
+    result = isotrain.run(spec, backend="torch-ddp", replicas=2, output=tmp_path / "run")
     metrics = result.history.epochs[-1]
     np.testing.assert_allclose(metrics["validation_error"], metrics["validation_loss"], rtol=1e-12)

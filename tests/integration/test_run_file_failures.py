@@ -67,7 +67,7 @@ def test_return_values_survive_lost_records(tmp_path: Path) -> None:
             spec(),
             backend="reference",
             replicas=2,
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
         )
     assert caught.value.result == [0, 1]
 

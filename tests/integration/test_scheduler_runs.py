@@ -72,7 +72,7 @@ def run(folder: Path, launcher: str = "wrapper", **changes: Any) -> isotrain.Run
         backend="reference",
         replicas=1,
         launcher=launcher,
-        run_directory=folder / launcher,
+        output=folder / launcher,
         on_event=events.append,
     )
 
@@ -112,7 +112,7 @@ def test_files_come_from_hosts_that_share_no_folder(
         {**SPEC, "data": "integration.scheduler_job:data_behind_a_gate"},
         backend="reference",
         launcher="far",
-        run_directory=tmp_path / "far",
+        output=tmp_path / "far",
         ranks=[1],
         on_event=on_event,
     )
@@ -158,7 +158,7 @@ def test_a_run_is_restarted_from_its_checkpoint(
         replicas=1,
         launcher="wrapper",
         max_restarts=1,
-        run_directory=tmp_path / "wrapper",
+        output=tmp_path / "wrapper",
         on_event=events.append,
     )
     assert (tmp_path / "mark").exists()
@@ -259,12 +259,10 @@ def test_objects_in_a_spec_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         isotrain.PlanError, match="interface: all processes of this run are on this"
     ):
-        isotrain.run(SPEC, backend="reference", run_directory=tmp_path / "b", interface="lo")
+        isotrain.run(SPEC, backend="reference", output=tmp_path / "b", interface="lo")
     assert not (tmp_path / "b").exists()
     with pytest.raises(isotrain.PlanError, match="your own loop"):
-        isotrain.launch(
-            print, SPEC, backend="reference", launcher="wrapper", run_directory=tmp_path / "a"
-        )
+        isotrain.launch(print, SPEC, backend="reference", launcher="wrapper", output=tmp_path / "a")
     names = NameMap({f"dense-{number}": MappedTensor(f"fc{number}") for number in range(4000)})
     with pytest.raises(isotrain.PlanError, match=r"work 'trace' has \d{6} bytes .* at most 120000"):
         isotrain.launch(
@@ -272,7 +270,7 @@ def test_objects_in_a_spec_are_refused(tmp_path: Path) -> None:
             SPEC,
             backend="reference",
             launcher="wrapper",
-            run_directory=tmp_path / "c",
+            output=tmp_path / "c",
         )
 
 

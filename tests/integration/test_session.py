@@ -241,7 +241,7 @@ def test_momenta_are_averaged_where_a_replica_had_no_samples(tmp_path: Path) -> 
         ),
         backend="torch-ddp",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
@@ -277,7 +277,7 @@ def test_a_result_that_diverged_is_strict_json_and_read_back(tmp_path: Path) -> 
     fields = spec(optimizer={"name": "sgd", "lr": 1e30}, on_nan="warn")
     directory = tmp_path / "run"
     result = isotrain.run(
-        fields, backend="reference", run_directory=directory, on_event=lambda event: None
+        fields, backend="reference", output=directory, on_event=lambda event: None
     )
     assert np.isnan(result.final_loss)
     for line in (directory / "events.jsonl").read_text().splitlines():

@@ -414,9 +414,9 @@ def test_refused_where_it_cannot_be(
     program = {name: value for name, value in spec(**fields).items() if value is not None}
     assert (
         reason
-        in isotrain.launch(
-            refusal, program, backend=backend, replicas=2, run_directory=tmp_path / "run"
-        )[0]
+        in isotrain.launch(refusal, program, backend=backend, replicas=2, output=tmp_path / "run")[
+            0
+        ]
     )
 
 

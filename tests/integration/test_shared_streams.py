@@ -75,7 +75,7 @@ def spec(data: Any, folder: Path, **fields: Any) -> dict[str, Any]:
 
 def run(given: dict[str, Any], backend: str, replicas: int, folder: Path, **options: Any) -> Any:
     options = {"on_event": lambda _: None, **options}
-    return isotrain.run(given, backend=backend, replicas=replicas, run_directory=folder, **options)
+    return isotrain.run(given, backend=backend, replicas=replicas, output=folder, **options)
 
 
 def read(file: Path) -> tuple[int, list[int]]:

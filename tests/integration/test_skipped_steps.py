@@ -170,7 +170,7 @@ def test_they_are_recorded_and_counted_over_a_resume(tmp_path: Path) -> None:
             skipping(checkpoint={"every_steps": 1}, **changes),
             backend="reference",
             replicas=2,
-            run_directory=tmp_path / folder,
+            output=tmp_path / folder,
             on_event=lambda event: None,
             resume="auto",
         )

@@ -93,7 +93,7 @@ def test_unread_json_lines_do_not_stop_training(tmp_path: Path, way: str) -> Non
     spec.write_text(json.dumps(SPEC))
     run = tmp_path / "run"
     command = ["-m", "isotrain", "run", str(spec), "--backend", "reference", "--json"]
-    command += ["--run-dir", str(run)]
+    command += ["--output", str(run)]
     with contextlib.ExitStack() as stack:
         if way == "joined":
             first, second = (torchrun(rank, 2, tmp_path.name) for rank in (0, 1))

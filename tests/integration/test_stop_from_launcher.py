@@ -39,7 +39,7 @@ def run(folder: Path, backend: str, replicas: int, **options: Any) -> Any:
         evaluation={"every_epochs": MANY},
     )
     options = {"on_event": stop_at_once, **options}
-    return isotrain.run(fields, backend=backend, replicas=replicas, run_directory=folder, **options)
+    return isotrain.run(fields, backend=backend, replicas=replicas, output=folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_loop_of_your_own_stops_after_the_same_step(tmp_path: Path) -> None:
         spec(data=data, global_batch_size=12, epochs=MANY),
         backend="reference",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=stop_at_once,
     )
     assert returned[0] == returned[1]

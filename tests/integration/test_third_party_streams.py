@@ -89,7 +89,7 @@ def test_a_stream_resumes_exactly(case: str, tmp_path: Path) -> None:
         given,
         backend="reference",
         replicas=1,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     assert rest == whole[SAVED_AFTER:]

@@ -162,7 +162,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         spec(model_args={"penalised": True}),
         backend="torch-ddp",
         replicas=3,
-        run_directory=tmp_path_factory.mktemp("runs") / "run",
+        output=tmp_path_factory.mktemp("runs") / "run",
         on_event=lambda event: None,
     )
     return dict(returned[0])

@@ -157,7 +157,7 @@ def test_the_result_and_the_best_checkpoint_have_the_average(tmp_path: Path, bac
     result = isotrain.run(
         spec(**fields),
         backend=backend,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     expected = launch(lambda session: rest(session, None), tmp_path / "other", 1, backend, **fields)
@@ -219,7 +219,7 @@ def test_steps_with_several_updates_are_averaged_once(tmp_path: Path, backend: s
         named_updates.spec(named_updates.portable, ema=0.75),
         backend=backend,
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )[0]
     assert_close(average, expected)

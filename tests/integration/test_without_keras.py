@@ -74,7 +74,7 @@ def launched(
         spec,
         backend=backend,
         replicas=replicas,
-        run_directory=folder,
+        output=folder,
         on_event=lambda event: None,
     )
     return found

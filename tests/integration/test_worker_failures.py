@@ -101,7 +101,7 @@ def run(folder: Path, *, flags: tuple[str, ...] = (), **changes: Any) -> isotrai
     return isotrain.run(
         {**fields, **changes},
         backend="reference",
-        run_directory=folder,
+        output=folder,
         on_event=lambda _: None,
         **{"replicas": 2, **options},
     )
@@ -215,7 +215,7 @@ if __name__ == "__main__":
             "optimizer": {"name": "sgd", "lr": 0.1}, "steps": 1000, "loader": {"workers": 2},
             "plugins": "isotrain.testing.reference",
         },
-        backend="reference", replicas=2, run_directory=sys.argv[1] + "/run",
+        backend="reference", replicas=2, output=sys.argv[1] + "/run",
     )
 """
 

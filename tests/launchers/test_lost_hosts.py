@@ -73,7 +73,7 @@ class Trial:
     def command(self, *options: str) -> list[str]:
         """The command that trains."""
         run = ["isotrain", "run", str(self._spec), "--backend", "reference", "--json"]
-        return [*run, "--run-dir", str(self.bed.folder / "run"), *options]
+        return [*run, "--output", str(self.bed.folder / "run"), *options]
 
     def events(self) -> list[dict[str, Any]]:
         """Events of the run so far."""
@@ -171,7 +171,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     result = isotrain.run(
         {**local, "data": "integration.scheduler_job:data"},
         backend="reference",
-        run_directory=tmp_path_factory.mktemp("local") / "run",
+        output=tmp_path_factory.mktemp("local") / "run",
         on_event=lambda event: None,
     )
     return list(result.history.loss)

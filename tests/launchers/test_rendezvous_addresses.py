@@ -22,7 +22,7 @@ def trained(bed: TwoHostCluster, name: str, *how: str, interface: str = "") -> s
     launcher = [part for part in how if how[0] == "srun"]
     options = [part for part in how if how[0] != "srun"]
     run = ["isotrain", "run", str(folder / "spec.json"), "--backend", "reference"]
-    where = ["--run-dir", str(folder / "run")]
+    where = ["--output", str(folder / "run")]
     over = ["--interface", interface] if interface else []
     told = bed.with_ssh.slurm.variables
     done = bed.first.run([*launcher, *run, *where, *over, *options], told)

@@ -30,7 +30,7 @@ def submitted(bed: TwoHostCluster, folder: Path) -> str:
     (folder / "spec.json").write_text(json.dumps(SPEC))
     run = ["isotrain", "run", str(folder / "spec.json"), "--backend", "reference"]
     asked = [part for option in _OPTIONS for part in ("--launcher-option", option)]
-    where = ["--run-dir", str(folder / "run"), "--dry-run"]
+    where = ["--output", str(folder / "run"), "--dry-run"]
     bed.first.check([*run, "--launcher", "slurm", *asked, *where], bed.slurm.variables)
     submit = ["sbatch", "--parsable", f"--output={folder / 'said'}"]
     return bed.first.check([*submit, f"{folder}/run/launcher/job.sh"], bed.slurm.variables).strip()
@@ -78,7 +78,7 @@ def test_a_job_saves_on_a_signal_and_resumes_when_requeued(
     expected = isotrain.run(
         {**local, "data": "integration.scheduler_job:data"},
         backend="reference",
-        run_directory=folder / "local",
+        output=folder / "local",
         on_event=lambda event: None,
     )
     assert len(found.history.loss) == 180

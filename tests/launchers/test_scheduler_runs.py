@@ -70,7 +70,7 @@ class Driven:
         spec = bed.folder / f"{self.name}-{self.how}.json"
         spec.write_text(json.dumps({**SPEC, **changes}))
         launcher, *chosen = HOW[self.how]
-        run = ["isotrain", "run", str(spec), "--backend", "reference", "--run-dir", self.folder]
+        run = ["isotrain", "run", str(spec), "--backend", "reference", "--output", self.folder]
         asked = [part for option in chosen for part in ("--launcher-option", option)]
         return [*run, "--launcher", launcher, *asked, *options]
 
@@ -99,7 +99,7 @@ def test_the_files_of_a_run_come_to_where_it_was_started(bed: TwoHostCluster, ho
     driven.host.check(["cp", "--recursive", driven.folder, str(kept)])
     found = isotrain.read_result(kept)
     local = isotrain.run(
-        SPEC, backend="reference", run_directory=kept / "local", on_event=lambda event: None
+        SPEC, backend="reference", output=kept / "local", on_event=lambda event: None
     )
     assert found.history.loss == pytest.approx(local.history.loss, rel=1e-6)
     assert found.plan["launcher"] == HOW[how][0]
@@ -185,7 +185,7 @@ def test_a_job_step_ends_when_its_starter_is_killed(bed: TwoHostCluster) -> None
     (folder / "spec.json").write_text(json.dumps({**SPEC, **slow}))
     run = f"isotrain run {folder}/spec.json --backend reference --launcher slurm --quiet"
     script = folder / "job.sh"
-    begun = f"{run} --run-dir {folder}/run & echo $! > {folder}/pid"
+    begun = f"{run} --output {folder}/run & echo $! > {folder}/pid"
     script.write_text(f"#!/bin/sh\n{begun}\nwait\nsleep 1000\n")
     size = ("--nodes=2", "--ntasks-per-node=1", f"--output={folder}/said")
     variables = bed.slurm.variables

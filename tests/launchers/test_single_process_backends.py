@@ -45,7 +45,7 @@ def test_a_single_process_backend_trains_as_on_this_machine(
     (folder / "spec.json").write_text(json.dumps(named))
     assert how != "ray" or bed.ray
     run = ["isotrain", "run", str(folder / "spec.json"), "--backend", BACKEND, *REPLICAS]
-    run += ["--run-dir", str(folder / "run"), *ALONE[how]]
+    run += ["--output", str(folder / "run"), *ALONE[how]]
     if how == "srun":
         run = ["srun", "--nodes=1", "--ntasks=1", *run]
     said = bed.with_ssh.first.check(run, bed.slurm.variables)

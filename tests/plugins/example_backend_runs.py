@@ -205,9 +205,7 @@ def in_turn(session: isotrain.Session) -> dict[str, Any]:
 def parameter_server_epoch(backend: str, folder: Path) -> dict[str, float]:
     """Loss and metrics of the same epoch by a parameter server."""
     spec = {**EPOCH, "strategy": "parameter-server"}
-    found = isotrain.run(
-        spec, backend=backend, replicas=2, run_directory=folder, on_event=lambda _: None
-    )
+    found = isotrain.run(spec, backend=backend, replicas=2, output=folder, on_event=lambda _: None)
     return {"final loss": found.last_loss, **found.metrics}
 
 

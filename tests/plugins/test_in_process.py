@@ -64,7 +64,7 @@ spec = {
     "model": model, "data": data, "loss": "mean_squared_error", "strategy": "mine",
     "optimizer": {"name": "sgd", "lr": 0.125}, "global_batch_size": 4, "epochs": 1,
 }
-isotrain.run(spec, backend="reference", replicas=2, run_directory="out")
+isotrain.run(spec, backend="reference", replicas=2, output="out")
 """
 SPEC = """\
 model: from-a-file

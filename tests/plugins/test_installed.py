@@ -149,7 +149,7 @@ def test_a_run_with_an_installed_strategy_and_model(site: Path, tmp_path: Path) 
     (tmp_path / "data.py").write_text(DATA)
     finished = isotrain(
         *(site, "run", "spec.yaml", "--backend", "reference", "--replicas", "2"),
-        *("--run-dir", "out", "--logger", "zoo-failing", "--logger", "csv"),
+        *("--output", "out", "--logger", "zoo-failing", "--logger", "csv"),
         folder=tmp_path,
         ISOTRAIN_BLOCKED_PLUGINS="slow",
         ZOO_FILE=str(tmp_path / "told"),

@@ -68,7 +68,7 @@ def main() -> None:
     job = Job.of_this_process()
     backend = job.options.partition(",")[0]
     isotrain.launch(
-        train, spec(job), backend=backend, replicas=job.replicas, run_directory=f"{job.folder}/run"
+        train, spec(job), backend=backend, replicas=job.replicas, output=f"{job.folder}/run"
     )
 
 

@@ -93,7 +93,7 @@ def main() -> None:
         spec(job.workload, job.threads, native=native, on_torch=on_torch, **job.options["fields"]),
         backend=job.options["backend"],
         replicas=job.replicas,
-        run_directory=f"{job.folder}/run",
+        output=f"{job.folder}/run",
     )
 
 

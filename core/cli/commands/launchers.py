@@ -75,7 +75,7 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
             " what it would do."
         )
     require_interface_used(options.interface, plan)
-    with locked_run_directory(spec, options.run_dir, options.resume) as directory:
+    with locked_run_directory(spec, options.output, options.resume) as directory:
         resume = _resume(spec, directory, options.resume)
         folder = directory.path.absolute()
         submission, command = _submission(spec, plan, folder, resume, interface=options.interface)

@@ -51,8 +51,8 @@ def run(options: argparse.Namespace) -> None:
         ("--return-files", options.return_files),
         ("--internal-work", options.internal_work),
     ):
-        if value and not (options.json and options.line_prefix and options.run_dir):
-            raise PlanError(f"{name}: give --json, --line-prefix TEXT and --run-dir too.")
+        if value and not (options.json and options.line_prefix and options.output):
+            raise PlanError(f"{name}: give --json, --line-prefix TEXT and --output too.")
     if options.internal_work:
         internal_work.do_internal_work(spec, options)
         return
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
         options,
         lambda on_event: api.run(
             spec,
-            run_directory=options.run_dir,
+            output=options.output,
             on_event=on_event,
             resume=options.resume,
             **_launch_options(options),
@@ -73,12 +73,12 @@ def resume(options: argparse.Namespace) -> None:
     from isotrain.core import api
     from isotrain.core.launching.run_directory.run_directory import SPEC_FILE, RunDirectory
 
-    options.spec = options.spec or str(RunDirectory.reopen(options.run_dir).path / SPEC_FILE)
+    options.spec = options.spec or str(RunDirectory.reopen(options.run).path / SPEC_FILE)
     spec = read_spec_with_choices(options)
     _train(
         options,
         lambda on_event: api.resume(
-            options.run_dir, spec=spec, on_event=on_event, **_launch_options(options)
+            options.run, spec=spec, on_event=on_event, **_launch_options(options)
         ),
     )
 
@@ -178,7 +178,7 @@ def _add_run_arguments(command: argparse.ArgumentParser) -> None:
     add_spec_arguments(command)
     add_backend_arguments(command)
     command.add_argument(
-        "--run-dir",
+        "--output",
         metavar="DIR",
         help="new or empty folder for the run's files (default: NAME-TIME in ISOTRAIN_RUNS, else in runs)",
     )
@@ -210,13 +210,13 @@ def _add_run_arguments(command: argparse.ArgumentParser) -> None:
         type=run_location,
         metavar="FROM",
         help="continue from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest"
-        " in --run-dir or the spec's checkpoint.folder, if there is one",
+        " in --output or the spec's checkpoint.folder, if there is one",
     )
     _add_supervision_arguments(command)
 
 
 def _add_resume_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("run_dir", type=run_location, metavar="RUN", help=RUN_HELP)
+    command.add_argument("run", type=run_location, metavar="RUN", help=RUN_HELP)
     command.add_argument(
         "--spec",
         metavar="SPEC",

@@ -81,7 +81,7 @@ class RunDirectory:
             )
         except OSError as error:
             raise PlanError(
-                f"the run directory cannot be created: {error}. Choose another with --run-dir."
+                f"the run directory cannot be created: {error}. Choose another with --output."
             ) from error
 
     @classmethod
@@ -215,7 +215,7 @@ class RunDirectory:
     def why_unwritable(self, error: OSError) -> str:
         """The message for files that cannot be written or read, with a remedy."""
         remedy = self.removed() or (
-            "Free disk space there, or choose another folder with --run-dir (run_directory= in Python)."
+            "Free disk space there, or choose another folder with --output (output= in Python)."
         )
         return f"the run's files in {self.path} cannot be written or read: {error}. {remedy}"
 
@@ -271,7 +271,7 @@ def read_fields(folder: Path, name: str) -> dict[str, Any]:
 def _missing_file(folder: Path, name: str) -> PlanError:
     return PlanError(
         f"{folder} is no run directory: it has no {name}. Expected one that `isotrain run` or isotrain.run"
-        " has written, in runs/ or --run-dir."
+        " has written, in runs/ or --output."
     )
 
 
@@ -416,4 +416,4 @@ def _make_new_folder(name: str) -> Path:
         except FileExistsError:
             continue
         return path.resolve()
-    raise PlanError(f"{folder}/{name}-{stamp}-* all exist; choose a directory with --run-dir.")
+    raise PlanError(f"{folder}/{name}-{stamp}-* all exist; choose a directory with --output.")

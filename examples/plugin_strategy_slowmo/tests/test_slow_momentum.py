@@ -63,7 +63,7 @@ def test_every_step_with_slow_momentum_is_momentum(tmp_path: Path) -> None:
     """One plain local step, averaged, is a step of gradient descent; so its momentum is momentum."""
     given = {"backend": BACKEND, "replicas": 2, "on_event": lambda event: None}
     slow = spec(every=1, momentum=MOMENTUM)
-    found, _ = isotrain.launch(kernels, slow, run_directory=tmp_path / "run", **given)
+    found, _ = isotrain.launch(kernels, slow, output=tmp_path / "run", **given)
     inputs, targets = data()
     kernel, velocity = found[0], np.zeros((3, 1))
     for step, after in enumerate(found[1:]):

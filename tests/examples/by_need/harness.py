@@ -120,7 +120,7 @@ def _launched(
         spec,
         backend=backend,
         replicas=replicas,
-        run_directory=folder,
+        output=folder,
         on_event=lambda event: None,
     )[0]
     return returned

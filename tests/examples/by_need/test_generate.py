@@ -21,7 +21,7 @@ def test_counts_on_every_process(backend: str, replicas: int, tmp_path: Path) ->
         example.spec.replace(threads=1),
         backend=backend,
         replicas=replicas,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     assert all(tokens == [3, 4, 5, 6, 7, 8, 9, 0] for tokens in generated)

@@ -42,7 +42,7 @@ def test_from_pretrained_reads_what_was_trained(tmp_path: Path) -> None:
         spec,
         backend="torch-ddp",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     example.save(result, tmp_path / "trained")

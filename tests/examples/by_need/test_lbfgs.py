@@ -40,10 +40,10 @@ def test_equals_the_plain_program(backend: str, replicas: int, tmp_path: Path) -
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     spec = load(EXAMPLE).spec.replace(checkpoint={"every_steps": 1, "keep_last": 9}, threads=1)
-    whole = isotrain.run(spec, backend="torch-ddp", replicas=1, run_directory=tmp_path / "whole")
+    whole = isotrain.run(spec, backend="torch-ddp", replicas=1, output=tmp_path / "whole")
     weights = {name: np.array(weight) for name, weight in whole.weights.items()}
     part = isotrain.run(
-        spec.replace(steps=2), backend="torch-ddp", replicas=1, run_directory=tmp_path / "part"
+        spec.replace(steps=2), backend="torch-ddp", replicas=1, output=tmp_path / "part"
     )
     resumed = isotrain.resume(part.run_directory, spec=spec)
     for name, weight in weights.items():
@@ -57,7 +57,7 @@ def test_metrics_count_each_sample_once_and_nothing_is_lost(tmp_path: Path) -> N
         metrics=["mean_squared_error"], checkpoint={"every_steps": 2}, threads=1
     )
     part = isotrain.run(
-        spec.replace(steps=2), backend="torch-ddp", replicas=2, run_directory=tmp_path / "run"
+        spec.replace(steps=2), backend="torch-ddp", replicas=2, output=tmp_path / "run"
     )
     isotrain.resume(part.run_directory, spec=spec, on_event=events.append)
     history = isotrain.read_result(part.run_directory).history
@@ -75,5 +75,5 @@ def test_other_strategies_refuse_it(tmp_path: Path) -> None:
             load(EXAMPLE).spec.replace(strategy="local-sgd"),
             backend="torch-ddp",
             replicas=2,
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
         )

@@ -38,7 +38,7 @@ def test_exports_adapters_and_head(tmp_path: Path) -> None:
         example.spec.replace(threads=1),
         backend="torch-ddp",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )
     path = example.export_adapters(result, tmp_path / "adapters.safetensors")

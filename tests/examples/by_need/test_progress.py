@@ -17,7 +17,7 @@ def test_shows_a_line_for_each_epoch(tmp_path: Path, capsys: pytest.CaptureFixtu
         example.spec.replace(threads=1),
         backend="torch-ddp",
         replicas=2,
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=example.show,
     )
     bars = [line.split("]")[0] for line in capsys.readouterr().out.splitlines() if line[:1] == "["]

@@ -27,9 +27,7 @@ def test_equals_an_uninterrupted_run(
 ) -> None:
     example = load(EXAMPLE)
     monkeypatch.setattr(example, "spec", example.spec.replace(precision="float64", threads=1))
-    whole = isotrain.run(
-        example.spec, backend="torch-ddp", replicas=1, run_directory=tmp_path / "whole"
-    )
+    whole = isotrain.run(example.spec, backend="torch-ddp", replicas=1, output=tmp_path / "whole")
     example.first_half(tmp_path / "run", *first)
     resumed = example.second_half(tmp_path / "run", *second)
     for name, weight in whole.weights.items():

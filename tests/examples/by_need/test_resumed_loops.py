@@ -52,9 +52,9 @@ def test_an_interrupted_loop_ends_with_the_same_bits(
         isotrain.launch, spec=spec, backend="torch-ddp", replicas=2, on_event=lambda event: None
     )
     work = functools.partial(loop, name=name)
-    whole, *_ = launch(work, run_directory=tmp_path / "whole")
+    whole, *_ = launch(work, output=tmp_path / "whole")
     with pytest.raises(isotrain.RunFailedError, match="InterruptedError"):
-        launch(functools.partial(work, last=last), run_directory=tmp_path / "part")
-    resumed, *_ = launch(work, run_directory=tmp_path / "rest", resume=tmp_path / "part")
+        launch(functools.partial(work, last=last), output=tmp_path / "part")
+    resumed, *_ = launch(work, output=tmp_path / "rest", resume=tmp_path / "part")
     for weight, array in whole.items():
         np.testing.assert_array_equal(resumed[weight], array, err_msg=weight)

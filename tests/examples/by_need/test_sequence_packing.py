@@ -48,7 +48,7 @@ def test_packed_sequences_do_not_see_each_other(tmp_path: Path) -> None:
         together_and_alone,
         load(EXAMPLE).spec,
         backend="torch-ddp",
-        run_directory=tmp_path / "run",
+        output=tmp_path / "run",
         on_event=lambda event: None,
     )[0]
     assert len(together) == 2, "7, 5 and 4 tokens in a row, and 6"

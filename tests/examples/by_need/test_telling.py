@@ -64,7 +64,7 @@ def launch(work: Any, name: str, backend: str, replicas: int, folder: Path) -> A
         spec_of(name),
         backend=backend,
         replicas=replicas,
-        run_directory=folder,
+        output=folder,
         on_event=lambda event: None,
     )[0]
 
@@ -74,7 +74,7 @@ def run(name: str, backend: str, replicas: int, folder: Path) -> RunResult:
         spec_of(name),
         backend=backend,
         replicas=replicas,
-        run_directory=folder / "run",
+        output=folder / "run",
         on_event=lambda event: None,
     )
 

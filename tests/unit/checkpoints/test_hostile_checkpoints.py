@@ -139,7 +139,7 @@ def test_a_checkpoint_cannot_make_resume_import_a_model(
                 isotrain.resume(run, spec=spec)
         own = tmp_path / f"own-{Path(run).name}"
         with pytest.raises(IsotrainError, match="it is of another run"):
-            isotrain.run(own_spec(), backend="reference", run_directory=own, resume=run)
+            isotrain.run(own_spec(), backend="reference", output=own, resume=run)
     assert unharmed()
 
 

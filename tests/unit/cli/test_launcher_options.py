@@ -26,7 +26,7 @@ def test_a_plan_shows_the_submission(folder: Path) -> None:
 
 
 def test_a_dry_run_writes_the_submission(folder: Path) -> None:
-    wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--run-dir", "here"]
+    wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--output", "here"]
     option = ["--launcher-option", "image=me/train:1", "--dry-run"]
     said = in_process("run", "small.json", *wanted, *option, folder=folder).stdout
     manifest = folder / "here" / "launcher" / "job.yaml"
@@ -63,7 +63,7 @@ def test_training_options_are_refused_with_internal_work(folder: Path, more: lis
         "--json",
         "--line-prefix",
         "M",
-        "--run-dir",
+        "--output",
         "here",
     ]
     found = in_process("run", "small.json", "--backend", "reference", *work, *more, folder=folder)
@@ -97,12 +97,12 @@ def test_without_the_launchers_program_a_run_is_planned_and_not_started(
     planned = in_process("plan", *asked, "--no-measure", "--json", folder=folder).stdout
     lacking = f"launcher {launcher!r} cannot start runs here: there is no {program}"
     assert json.loads(planned)["plan"]["notes"][0].startswith(lacking)
-    written = in_process("run", *asked, "--dry-run", "--run-dir", "written", folder=folder)
+    written = in_process("run", *asked, "--dry-run", "--output", "written", folder=folder)
     assert written.returncode == 0
     assert any((folder / "written" / "launcher").glob("*"))
     if command is not None:
         assert written.stdout.splitlines()[-1].split()[:2] == command
-    started = in_process("run", *asked, "--run-dir", "started", folder=folder)
+    started = in_process("run", *asked, "--output", "started", folder=folder)
     assert (started.returncode, lacking in started.stderr) == (ExitCode.USAGE, True)
     assert "--dry-run` do not need it" in started.stderr
     assert not (folder / "started").exists()

@@ -51,7 +51,7 @@ def test_an_unavailable_backend(folder: Path) -> None:
 
 
 def test_run_prints_json_events(folder: Path) -> None:
-    arguments = ["--backend", "reference", "--replicas", "2", "--json", "--run-dir", "out"]
+    arguments = ["--backend", "reference", "--replicas", "2", "--json", "--output", "out"]
     found = isotrain("run", "small.json", *arguments, "--set", "epochs=1", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     events = [json.loads(line) for line in found.stdout.splitlines()]
@@ -86,7 +86,7 @@ def test_a_result_is_printed_though_files_were_removed(folder: Path) -> None:
     text = (folder / "small.py").read_text()
     removal = "    __import__('pathlib').Path('run/versions.json').unlink()\n    inputs ="
     (folder / "small.py").write_text(text.replace("    inputs =", removal))
-    run = ("run", "small.json", "--backend", "reference", "--run-dir", "run")
+    run = ("run", "small.json", "--backend", "reference", "--output", "run")
     done = in_process(*run, folder=folder)
     assert "final loss" in done.stdout
     assert "versions.json: removed from" in done.stderr
@@ -112,7 +112,7 @@ def test_run_prints_plain_lines(folder: Path) -> None:
 
 
 def test_chosen_ranks_are_shown_and_the_run_is_listed(folder: Path) -> None:
-    arguments = ["--backend", "reference", "--replicas", "2", "--run-dir", "runs/two"]
+    arguments = ["--backend", "reference", "--replicas", "2", "--output", "runs/two"]
     found = in_process("run", "small.json", *arguments, "--ranks", "1", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     assert "rank 1: making the data\n" in found.stdout
@@ -174,7 +174,7 @@ def test_a_reader_that_leaves_a_run_ends_it(folder: Path) -> None:
 
 
 def test_a_run_without_standard_streams(folder: Path) -> None:
-    run = "run small.json --backend reference --replicas 2 --run-dir run"
+    run = "run small.json --backend reference --replicas 2 --output run"
     assert redirected(f"{run} <&- >&- 2>&-", folder).returncode == ExitCode.OK
     assert (folder / "run" / "result.json").is_file()
     assert (folder / "run" / "rank-0.log").read_text() == "making the data\n"

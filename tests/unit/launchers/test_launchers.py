@@ -31,7 +31,7 @@ def test_every_rank_gets_the_same_command() -> None:
     assert COMMAND.arguments[1:] == (
         *("-m", "isotrain", "run", "env:ISOTRAIN_SPEC"),
         *("--backend", "torch-ddp:gloo", "--json"),
-        *("--run-dir", "/shared/a run/launcher/rank-0"),
+        *("--output", "/shared/a run/launcher/rank-0"),
     )
 
 

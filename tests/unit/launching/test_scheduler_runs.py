@@ -103,7 +103,7 @@ def test_ranks_are_numbers_or_all(tmp_path: Path) -> None:
     text: Any = "0,1"
     given = spec(**RUNNABLE)
     with pytest.raises(PlanError, match=r"ranks: expected 'all' or .*; received '0,1'"):
-        isotrain.run(given, backend="reference", ranks=text, run_directory=tmp_path / "run")
+        isotrain.run(given, backend="reference", ranks=text, output=tmp_path / "run")
 
 
 def test_a_spec_too_long_for_a_variable_is_refused(tmp_path: Path) -> None:

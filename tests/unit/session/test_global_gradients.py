@@ -46,9 +46,7 @@ def other_shape(names: list[str], gradients: list[Any]) -> list[Any]:
 
 
 def trained(folder: Path, replicas: int = 2, **changes: Any) -> isotrain.RunResult:
-    return isotrain.run(
-        spec(**changes), backend="reference", replicas=replicas, run_directory=folder
-    )
+    return isotrain.run(spec(**changes), backend="reference", replicas=replicas, output=folder)
 
 
 def test_half_gradients_are_half_the_rate(tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def steps(session: isotrain.Session) -> tuple[list[float], dict[str, np.ndarray]
 def test_gradients_and_their_application_are_a_step(tmp_path: Path) -> None:
     runs = [
         isotrain.launch(
-            loop, spec(), backend="reference", replicas=2, run_directory=tmp_path / loop.__name__
+            loop, spec(), backend="reference", replicas=2, output=tmp_path / loop.__name__
         )[0]
         for loop in (own_steps, steps)
     ]
@@ -114,5 +112,5 @@ def test_a_loop_that_reads_gradients_needs_the_backends_own_step(tmp_path: Path)
             spec(strategy="local-sgd"),
             backend="reference",
             replicas=2,
-            run_directory=tmp_path / "run",
+            output=tmp_path / "run",
         )
