@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,11 @@ import numpy as np
 
 from isotrain.core.data.arrays import InputsAndTargets, as_array
 from isotrain.core.data.order.permutation import random_of
-from isotrain.core.data.pytree import Weighted, leaves, map_tree, unweighted
+from isotrain.core.data.pytree import Weighted, leaves, map_parts, map_tree, unweighted
 from isotrain.core.data.sample_rng import SampleRandom
 from isotrain.core.data.sample_seeds import SampleSeeds, preserved_global_rng, seeded
 from isotrain.core.data.sources import Source
-from isotrain.core.data.streaming.rebatch import IsOnDevice, never_on_device
+from isotrain.core.data.streaming.rebatch import IsOnDevice, fingerprint, never_on_device
 from isotrain.core.data.transform_check import require_no_mixing
 from isotrain.core.errors import DataError
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 Transform = Callable[[Any, Any, SampleRandom], InputsAndTargets]
 """`transform(inputs, targets, random)`: a local batch to a local batch, sample by sample."""
 Gather = Callable[["Indices"], InputsAndTargets]
+_UNSEEDED = (
+    "data: sample {} was made twice from the same seeds, and differs: the data set draws from a generator"
+    " that isotrain does not seed, such as TensorFlow's, Keras' or one of its own, so its samples depend on"
+    " `loader.workers` and on where a run resumes. Draw from `random`, `numpy.random` or torch's default"
+    " generator, or take a seed from them: tf.random.stateless_uniform(shape, [random.getrandbits(31), 0])."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,11 @@ class TransformedBatches:
         return tree
 
 
+def _on_host(parts: InputsAndTargets) -> InputsAndTargets:
+    """The parts with empty arrays in the place of tensors on a device."""
+    return map_parts(lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.empty(0), parts)
+
+
 def _partner_rows(positions: BatchPositions, seed: int, number: int) -> Indices:
     """The partner of each row of a global batch: the next one in a random cycle through all, int64 [size]."""
     random = random_of(seed, positions.epoch, 3, positions.step, number)
@@ -193,6 +205,25 @@ class Fetcher:
             if had_torch or "torch" not in sys.modules:
                 return parts
             return self._fetch(positions, gather)  # torch came without the seed of this sample
+
+    def fetch_each(self, positions: Iterable[BatchPositions]) -> Iterator[InputsAndTargets]:
+        """Local batches one after the other, with a warning where the first has unseeded draws."""
+        for number, each in enumerate(positions):
+            parts = self.fetch(each)
+            if not number and (warning := self.unseeded_draws(each)) is not None:
+                warnings.warn(warning, stacklevel=2)
+            yield parts
+
+    def unseeded_draws(self, positions: BatchPositions) -> str | None:
+        """A warning if the first sample of a fetched local batch is another one when it is made again.
+
+        So it is where a data set draws from a generator that is not seeded here.
+        """
+        if self.seed is None:
+            return None
+        first = replace(positions, local=positions.local[:1])
+        made = [fingerprint(_on_host(self.fetch(first))) for _ in range(2)]
+        return None if made[0] == made[1] else _UNSEEDED.format(first.local[0])
 
     def _fetch(self, positions: BatchPositions, gather: Gather) -> InputsAndTargets:
         return self.transform(

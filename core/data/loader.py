@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice, tee
 from typing import Any
 
@@ -273,7 +272,7 @@ class Loader:
             for local in plans[len(indices)]
             for rows in self._fetched_rows(local)
         )
-        fetch = partial(map, fetcher.fetch) if self._pool is None else self._pool.fetch
+        fetch = fetcher.fetch_each if self._pool is None else self._pool.fetch
         parts = fetch(positions)
         for _, step, indices in planned:
             slices = tuple([self._slices(each, parts) for each in plans[len(indices)]])

@@ -171,7 +171,10 @@ def test_harmless_changes_are_reported(tmp_path: Path) -> None:
     told: list[Any] = []
     isotrain.resume(
         tmp_path / "run",
-        overrides=["steps=6", "optimizer.lr=0.0625", f"checkpoint.folder={tmp_path / 'elsewhere'}"],
+        overrides=[
+            *("steps=6", "optimizer.lr=0.0625", f"checkpoint.folder={tmp_path / 'elsewhere'}"),
+            *("loader.workers=0", "loader.prefetch=3"),
+        ],
         strategy={"name": "local-sgd", "options": {"every": 1}},
         replicas=3,
         on_event=told.append,
@@ -183,6 +186,8 @@ def test_harmless_changes_are_reported(tmp_path: Path) -> None:
     rate = "learning rate of step 4: 0 in the checkpoint, 0.015625 now; the step before it had 0.0183058"
     assert rate in resumed["changes"]
     assert any("'local-sgd'" in line for line in resumed["changes"])
+    (of_loader,) = [line for line in resumed["changes"] if line.startswith("loader")]
+    assert of_loader.startswith("loader.workers: None in the checkpoint, 0 now; the data set's own")
     assert (tmp_path / "elsewhere" / "step-000000006").is_dir()
     assert resumed["lost"] == []
 

@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import threading
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -162,6 +163,8 @@ class WorkerPool:
         description = message.header.get("error")
         if description is None:
             worker.pending.popleft().parts = decode_tree(message.header["tree"], message.arrays)
+            if (warning := message.header["warning"]) is not None:
+                warnings.warn(warning, stacklevel=2)
         elif description["is_final"]:
             self._lose(worker, f"raised {description['text']}", description["traceback"])
         else:

@@ -61,9 +61,11 @@ def work(channel: Channel, index: int, task: WorkerTask) -> None:
     except Exception as error:
         _send_error(channel, error, is_final=True)
         return
+    checks_seeds = index == 0
     with contextlib.suppress(ChannelClosedError):
         while (message := channel.receive()) is not None:
-            _answer(channel, task.fetcher, message)
+            _answer(channel, task.fetcher, message, checks_seeds=checks_seeds)
+            checks_seeds = False
             del message
 
 
@@ -83,14 +85,15 @@ def _set_up(index: int, task: WorkerTask) -> None:
         task.settings.initialize(index)
 
 
-def _answer(channel: Channel, fetcher: Fetcher, message: Message) -> None:
+def _answer(channel: Channel, fetcher: Fetcher, message: Message, *, checks_seeds: bool) -> None:
     """Sends the local batch of a request, or the error that making it raises."""
     header, arrays = message.header, list[np.ndarray]()
     fetcher.transform.checks_transform = header["checks_transform"]
+    positions = BatchPositions(header["epoch"], header["step"], *message.arrays)
     try:
-        parts = fetcher.fetch(BatchPositions(header["epoch"], header["step"], *message.arrays))
-        tree = encode_tree(parts, arrays)
-        channel.send({"tree": tree}, arrays)
+        tree = encode_tree(fetcher.fetch(positions), arrays)
+        warning = fetcher.unseeded_draws(positions) if checks_seeds else None
+        channel.send({"tree": tree, "warning": warning}, arrays)
     except ChannelClosedError:
         raise
     except Exception as error:

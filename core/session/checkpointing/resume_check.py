@@ -42,6 +42,7 @@ _IGNORED = (
     "on_nan",
 )
 """Spec fields that do not affect what is computed."""
+_OTHER_SEEDS = "; the data set's own draws differ, as they are seeded for each sample with a number"
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def _changes(saved: SavedRun, spec: TrainingSpec, plan: Plan) -> list[str]:
     differences = [
         each
         for each in plain_differences(before, now)
-        if each[0].partition(".")[0] not in _IGNORED
+        if (each[0].partition(".")[0] not in _IGNORED or _seeds_samples(*each))
         # the plan has the global batch size, whichever of the two the spec gives
         and each[0] not in ("global_batch_size", "local_batch_size")
     ]
@@ -157,6 +158,11 @@ def _changes(saved: SavedRun, spec: TrainingSpec, plan: Plan) -> list[str]:
             " `initial_weights` in the spec."
         )
     return list(_lines(differences))
+
+
+def _seeds_samples(name: str, old: Any, new: Any) -> bool:
+    """Whether random numbers that the data set draws are seeded for each sample in one of the runs only."""
+    return name == "loader.workers" and None in (old, new)
 
 
 def _breaks(
@@ -181,5 +187,7 @@ def _breaks(
 
 def _lines(differences: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:
     return (
-        f"{name}: {old!r:.80} in the checkpoint, {new!r:.80} now" for name, old, new in differences
+        f"{name}: {old!r:.80} in the checkpoint, {new!r:.80} now"
+        + (_OTHER_SEEDS if _seeds_samples(name, old, new) else "")
+        for name, old, new in differences
     )

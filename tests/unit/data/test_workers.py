@@ -140,6 +140,14 @@ def test_without_workers_the_generators_are_left_as_they_are() -> None:
     assert [row[1:4] for row in rows(worked(Drawing(), None))] == [row[1:4] for row in first]
 
 
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_draws_that_are_not_seeded_are_warned_about(count: int) -> None:
+    with pytest.warns(
+        UserWarning, match="sample 0 was made twice from the same seeds, and differs"
+    ):
+        list(worked(worker_data.Unseeded(), count, shuffle=False))
+
+
 def test_workers_are_processes_and_stay_for_the_next_pass() -> None:
     made = worked(Pids(), 2)
     pids = {row[0] for row in rows(made)}

@@ -32,6 +32,17 @@ class Drawing:
         return np.array(drawn), index
 
 
+class Unseeded(Drawing):
+    """Samples that draw from a generator of the data set's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return self.generator.random(3), index
+
+
 class Pids(Drawing):
     """Samples that tell in which process they were made."""
 
