@@ -139,6 +139,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=position)
 
 
+def pytest_collection_finish() -> None:
+    """Checks that collecting the tests, which each test process does, imports no TensorFlow or Keras."""
+    imported = sorted({"keras", "tensorflow"} & set(sys.modules))
+    if imported:
+        raise pytest.UsageError(f"test files import {imported}: use `isolated.run_isolated`")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes the folder of shared results."""
     if OWNS_SHARED:

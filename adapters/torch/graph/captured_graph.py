@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from isotrain.adapters.torch.graph.trace import TracedGraph
+if TYPE_CHECKING:
+    from isotrain.adapters.torch.graph.trace import TracedGraph
 
 _CHECK_FACTOR = 16
 """The next check comes after this many times as many uses."""

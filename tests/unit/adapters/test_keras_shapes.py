@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from isotrain.adapters.keras.metrics import fit
+from isotrain.adapters.keras.shapes import fit
 
 
 def taken(

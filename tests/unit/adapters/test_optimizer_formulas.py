@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.isolated import run_isolated
+from integration.session_specs import spec
 
+import isotrain
 from isotrain.adapters.common import adam_variants
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.optim import keras_foreach
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.lion import Lion
 from isotrain.adapters.torch.optim.nadam import Nadam
@@ -20,31 +22,49 @@ GRADIENTS = [np.array([3.0, -4.0]), np.array([[0.5, -0.25], [0.125, 0.0]])]
 TOTAL = np.sqrt(sum((g**2).sum() for g in GRADIENTS))
 
 
-def clipped(**bound: float) -> list[np.ndarray]:
-    options = {"clipnorm": None, "global_clipnorm": None, "clipvalue": None, **bound}
-    given = [torch.tensor(gradient) for gradient in GRADIENTS]
-    found = keras_foreach.clipped(given, SimpleNamespace(**options), private_api.foreach_norm)
-    return [gradient.numpy() for gradient in found]
+BOUNDS = {
+    "global_clipnorm": (1.0, TOTAL - 0.01, TOTAL + 0.01, 100.0),
+    "clipnorm": (0.1, 1.0, 100.0),
+    "clipvalue": (0.2, 3.5, 100.0),
+}
 
 
-@pytest.mark.parametrize("bound", [1.0, TOTAL - 0.01, TOTAL + 0.01, 100.0])
-def test_the_norm_of_all_gradients_is_bounded(bound):
-    expected = [gradient * min(1.0, bound / TOTAL) for gradient in GRADIENTS]
-    for one, other in zip(clipped(global_clipnorm=bound), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-15)
+def clipped_by_each(session: isotrain.Session) -> dict[str, list[list[np.ndarray]]]:
+    from isotrain.adapters.torch.optim import keras_foreach
+
+    def clipped(**bound: float) -> list[np.ndarray]:
+        options = SimpleNamespace(**{**dict.fromkeys(BOUNDS), **bound})
+        gradients = [torch.tensor(gradient) for gradient in GRADIENTS]
+        clipped = keras_foreach.clipped(gradients, options, private_api.foreach_norm)
+        return [gradient.numpy() for gradient in clipped]
+
+    return {name: [clipped(**{name: bound}) for bound in BOUNDS[name]] for name in BOUNDS}
 
 
-@pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
-def test_the_norm_of_each_gradient_is_bounded(bound):
-    expected = [g * min(1.0, bound / np.linalg.norm(g)) for g in GRADIENTS]
-    for one, other in zip(clipped(clipnorm=bound), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-15)
+@pytest.fixture(scope="module")
+def clipped(tmp_path_factory):
+    """Clipped gradients by the name of the option, one list for each bound."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return run_isolated(clipped_by_each, spec(), "torch-ddp", folder)
 
 
-@pytest.mark.parametrize("bound", [0.2, 3.5, 100.0])
-def test_each_element_is_bounded_on_both_sides(bound):
-    for one, other in zip(clipped(clipvalue=bound), GRADIENTS, strict=True):
-        np.testing.assert_array_equal(one, np.clip(other, -bound, bound))
+def test_the_norm_of_all_gradients_is_bounded(clipped):
+    for bound, gradients in zip(BOUNDS["global_clipnorm"], clipped["global_clipnorm"], strict=True):
+        for gradient, before in zip(gradients, GRADIENTS, strict=True):
+            np.testing.assert_allclose(gradient, before * min(1.0, bound / TOTAL), rtol=1e-15)
+
+
+def test_the_norm_of_each_gradient_is_bounded(clipped):
+    for bound, gradients in zip(BOUNDS["clipnorm"], clipped["clipnorm"], strict=True):
+        for gradient, before in zip(gradients, GRADIENTS, strict=True):
+            expected = before * min(1.0, bound / np.linalg.norm(before))
+            np.testing.assert_allclose(gradient, expected, rtol=1e-15)
+
+
+def test_each_element_is_bounded_on_both_sides(clipped):
+    for bound, gradients in zip(BOUNDS["clipvalue"], clipped["clipvalue"], strict=True):
+        for gradient, before in zip(gradients, GRADIENTS, strict=True):
+            np.testing.assert_array_equal(gradient, np.clip(before, -bound, bound))
 
 
 def test_missing_slots_are_created_as_zeros():

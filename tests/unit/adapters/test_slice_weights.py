@@ -6,16 +6,17 @@ replica has the rest. A loss has two rows: the means, and what they count by.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import torch
+from helpers.isolated import run_isolated
+from integration.session_specs import spec
 
-from isotrain.adapters.tensorflow.trainer import loss_weighting as of_tensorflow
-from isotrain.adapters.tensorflow.trainer.loss import evaluated_rows
+import isotrain
 from isotrain.adapters.torch.comm.base import SingleReplicaCommunicator
 from isotrain.adapters.torch.replica import loss_weighting as of_torch
 from isotrain.plugin import Slice
@@ -57,6 +58,10 @@ def torch_shares(local: bool) -> tuple[list[float], np.ndarray]:
 
 
 def tensorflow_shares(local: bool) -> tuple[list[float], np.ndarray]:
+    import tensorflow as tf
+
+    from isotrain.adapters.tensorflow.trainer import loss_weighting as of_tensorflow
+
     slice_weights = of_tensorflow.SliceWeights(
         tf.constant(WEIGHTS),
         lambda: [tf.constant([each]) for each in COUNTED],
@@ -74,19 +79,32 @@ def tensorflow_shares(local: bool) -> tuple[list[float], np.ndarray]:
     return reported, np.array(gradients)
 
 
-@pytest.mark.parametrize("of_framework", [torch_shares, tensorflow_shares])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 @pytest.mark.parametrize("local", [False, True])
-def test_means_are_weighted_by_their_denominators(of_framework, local):
-    reported, gradients = of_framework(local)
+def test_means_are_weighted_by_their_denominators(framework, local, of_tensorflow):
+    given = torch_shares(local) if framework == "torch" else of_tensorflow["shares"][local]
+    reported, gradients = given
     np.testing.assert_allclose(reported, (GLOBAL * MEANS).sum(1), rtol=1e-15)
     np.testing.assert_allclose(gradients, LOCAL if local else GLOBAL, rtol=1e-15)
 
 
-def test_a_placeholder_adds_nothing_to_an_evaluation():
-    placeholder = tf.constant([[2.0, 5.0], [0.0, 4.0]])
-    assert not evaluated_rows(placeholder, tf.constant(0.0, tf.float64), 2).numpy().any()
-    assert not evaluated_rows(tf.constant(np.nan), tf.constant(0.0, tf.float64), 2).numpy().any()
-    rows = evaluated_rows(placeholder, tf.constant(3.0, tf.float64), 2).numpy()
+def rows_of_placeholders() -> list[np.ndarray]:
+    import tensorflow as tf
+
+    from isotrain.adapters.tensorflow.trainer.loss import evaluated_rows
+
+    placeholder, none = tf.constant([[2.0, 5.0], [0.0, 4.0]]), tf.constant(0.0, tf.float64)
+    return [
+        evaluated_rows(placeholder, none, 2).numpy(),
+        evaluated_rows(tf.constant(np.nan), none, 2).numpy(),
+        evaluated_rows(placeholder, tf.constant(3.0, tf.float64), 2).numpy(),
+    ]
+
+
+def test_a_placeholder_adds_nothing_to_an_evaluation(of_tensorflow):
+    nothing, neither, rows = of_tensorflow["placeholders"]
+    assert not nothing.any()
+    assert not neither.any()
     assert rows.tolist() == [[6.0, 20.0], [3.0, 4.0]]
 
 
@@ -99,16 +117,35 @@ def torch_parts(local: bool) -> tuple[list[float], list[float]]:
 
 
 def tensorflow_parts(local: bool) -> tuple[list[float], list[float]]:
+    import tensorflow as tf
+
+    from isotrain.adapters.tensorflow.trainer import loss_weighting as of_tensorflow
+
     weights = of_tensorflow.SliceWeights(tf.constant(WEIGHTS), list, tf.identity, local)
     parts = [weights.of(index, tf.constant(MEANS[index, 0])) for index in range(2)]
     return [float(part) for part, _ in parts], [float(share) for _, share in parts]
 
 
-@pytest.mark.parametrize("of_framework", [torch_parts, tensorflow_parts])
+def computed_by_tensorflow(session: isotrain.Session) -> dict[str, Any]:
+    each: list[tuple[str, Callable[[bool], Any]]]
+    each = [("shares", tensorflow_shares), ("parts", tensorflow_parts)]
+    values = {name: [compute(local) for local in (False, True)] for name, compute in each}
+    return {**values, "placeholders": rows_of_placeholders()}
+
+
+@pytest.fixture(scope="module")
+def of_tensorflow(tmp_path_factory):
+    """Values that TensorFlow computes; the test process does not import it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return run_isolated(computed_by_tensorflow, spec(), "tf-mirrored", folder)
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 @pytest.mark.parametrize("local", [False, True])
-def test_scalar_losses_are_weighted_by_samples(of_framework, local):
+def test_scalar_losses_are_weighted_by_samples(framework, local, of_tensorflow):
     """A local step follows the replica's own mean, and reports its share of the global one."""
-    parts, shares = of_framework(local)
+    given = torch_parts(local) if framework == "torch" else of_tensorflow["parts"][local]
+    parts, shares = given
     np.testing.assert_allclose(shares, WEIGHTS * MEANS[:, 0], rtol=1e-15)
     np.testing.assert_allclose(parts, (LOCAL[:, 0] if local else WEIGHTS) * MEANS[:, 0], rtol=1e-15)
 
