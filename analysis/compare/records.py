@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from isotrain.analysis.pages.timeline import Span
 from isotrain.core.json_format import json_page
 
 FORMAT = 1
@@ -33,23 +34,6 @@ class Estimate:
     def overlaps(self, other: Estimate) -> bool:
         """Whether the two intervals overlap, so that neither value counts as larger."""
         return self.low <= other.high and other.low <= self.high
-
-
-@dataclass(frozen=True)
-class Span:
-    """One span of the time line of a typical step.
-
-    Attributes:
-        track: Process that does it, such as `rank 0`.
-        name: Activity: `input`, `step` (in pipeline runs the stage's actions instead), `device`.
-        start_s: Start in seconds after the start of the step.
-        seconds: Duration in seconds.
-    """
-
-    track: str
-    name: str
-    start_s: float
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 
 from isotrain.analysis.compare.records import COMPARISON_FILE, ComparisonRecord
 from isotrain.analysis.compare.result import Comparison
+from isotrain.analysis.pages.page import REPORT_PACKAGES
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.system.files import atomic_write
 
 CSV_FILE = "comparison.csv"
-REPORT_PACKAGES = ("jinja2", "matplotlib")
 RUNS_FOLDER = "runs"
 COMPARISONS_VARIABLE = "ISOTRAIN_COMPARISONS"
 """Environment variable with the folder in which new comparisons are made."""

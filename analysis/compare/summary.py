@@ -18,9 +18,9 @@ from isotrain.analysis.compare.records import (
     ComparisonRecord,
     Estimate,
     Repeat,
-    Span,
     difference,
 )
+from isotrain.analysis.pages.timeline import Span
 from isotrain.core.contracts.plan import plain_differences
 from isotrain.core.json_records import value
 from isotrain.core.pipeline.schedules import PipelineShape, pipeline_bubble

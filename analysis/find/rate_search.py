@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from isotrain.analysis.compare.plots import canvas
-from isotrain.analysis.compare.plots.canvas import INK, MUTED, SERIES_COLORS, Canvas
-from isotrain.analysis.compare.units import tick
+from isotrain.analysis.pages import canvas
+from isotrain.analysis.pages.canvas import INK, MUTED, SERIES_COLORS, Canvas
+from isotrain.analysis.pages.units import tick
 
 _LEFT, _LABEL, _HEIGHT, _FOOT = 58, 26, 280, 76
 

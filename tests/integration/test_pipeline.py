@@ -37,7 +37,7 @@ from integration.pipeline_tasks import (
 
 import isotrain
 from isotrain.analysis.compare import summary
-from isotrain.analysis.compare.records import Span
+from isotrain.analysis.pages.timeline import Span
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.testing.check_context import assert_same
 from isotrain.testing.consecutive_sessions import Work

@@ -6,27 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from isotrain.analysis.compare.plots.canvas import (
-    MUTED,
-    Canvas,
-    SeriesStyle,
-    legend_height,
-    shortened,
-)
 from isotrain.analysis.compare.plots.series import Series
 from isotrain.analysis.compare.records import Cell, difference
-from isotrain.analysis.compare.units import tick
+from isotrain.analysis.pages import curves
+from isotrain.analysis.pages.canvas import MUTED, Canvas, SeriesStyle, legend_height
+from isotrain.analysis.pages.curves import FOOT, LABEL, LEFT, Line, Panel
+from isotrain.analysis.pages.units import tick
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_POINTS = 400
-"""Largest number of points of a curve; more are indistinguishable on a page."""
 _LOG_FROM = 8
 """Replicas from which both axes of a scaling curve are logarithmic."""
-_LEFT = 58
-_LABEL = 26
-_FOOT = 52
 
 
 def draw_scaling(series: Sequence[Series], width: int) -> Canvas:
@@ -34,8 +25,8 @@ def draw_scaling(series: Sequence[Series], width: int) -> Canvas:
     labels = ["ideal", *(one.label for one in series)]
     plot = 280 if width < 500 else 360
     foot = legend_height(labels, width)
-    canvas = Canvas(width, _LABEL + plot + _FOOT + foot)
-    axes = canvas.axes(_LEFT, _LABEL, width - _LEFT - 14, plot)
+    canvas = Canvas(width, LABEL + plot + FOOT + foot)
+    axes = canvas.axes(LEFT, LABEL, width - LEFT - 14, plot)
     canvas.text(0, 9, "speedup", color=MUTED)
     counts = sorted({1, *(cell.replicas for one in series for cell in one.cells)})
     _replicas_axis(axes, counts)
@@ -76,96 +67,38 @@ def _speedups(axes: Axes, series: Series, shift: float) -> Any:
     return line
 
 
-def stride(steps: int) -> int:
-    """The stride at which a curve's steps are drawn."""
-    return max(1, -(-steps // MAX_POINTS))
-
-
-def draw_losses(
-    cells: Sequence[Cell], reference: Cell | None, looks: Mapping[str, SeriesStyle], width: int
-) -> Canvas:
-    """Draws the loss of every cell and, where there is a reference, the differences to it below."""
-    from matplotlib.ticker import MaxNLocator
-
-    labels = [cell.name for cell in cells]
-    upper, lower = (210, 150) if width < 500 else (260, 170)
-    if reference is None:
-        lower = 0
-    between = _LABEL + 22 if lower else 0
-    foot = legend_height(labels, width)
-    canvas = Canvas(width, _LABEL + upper + between + lower + _FOOT + foot)
-    axes = canvas.axes(_LEFT, _LABEL, width - _LEFT - 14, upper)
-    canvas.text(0, 9, "loss", color=MUTED)
-    handles = [
-        _curve(axes, cell.losses, looks[cell.name], 4.5 - 3.2 * index / max(1, len(cells) - 1))
+def loss_panels(
+    cells: Sequence[Cell], reference: Cell | None, looks: Mapping[str, SeriesStyle]
+) -> list[Panel]:
+    """The loss of every cell and, where there is a reference, the differences to it below."""
+    last = max(1, len(cells) - 1)
+    lines = [
+        _line(cell.name, cell.losses, looks[cell.name], 4.5 - 3.2 * index / last)
         for index, cell in enumerate(cells)
     ]
-    bottom = axes
-    if reference is not None:
-        top = _LABEL + upper + between
-        canvas.text(
-            0,
-            top - 17,
-            f"difference to {shortened(reference.name, int(width / 7) - 16)}",
-            color=MUTED,
-        )
-        bottom = canvas.axes(_LEFT, top, width - _LEFT - 14, lower)
-        others = [cell for cell in cells if cell is not reference]
-        apart = {cell.name: differences(cell, reference) for cell in others}
-        _draw_differences(bottom, apart, looks)
-        bottom.set_xlim(axes.get_xlim())
-    bottom.set_xlabel("step", labelpad=6)
-    for shown in (axes, bottom):
-        shown.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
-    canvas.legend(canvas.height - foot, handles, labels)
-    return canvas
+    if reference is None:
+        return [Panel("loss", lines)]
+    others = [cell for cell in cells if cell is not reference]
+    apart = [_largest(cell.name, differences(cell, reference), looks[cell.name]) for cell in others]
+    empty = "equal to the last digit at every step" if others else "no other cell to compare with"
+    return [
+        Panel("loss", lines),
+        Panel(f"difference to {reference.name}", apart, logarithmic=True, empty=empty),
+    ]
 
 
-def _curve(axes: Axes, losses: Sequence[float], look: SeriesStyle, width: float) -> Any:
-    steps = range(0, len(losses), stride(len(losses)))
-    values = [losses[step] if math.isfinite(losses[step]) else math.nan for step in steps]
-    (line,) = axes.plot(steps, values, **_thin(look, len(values)), linewidth=width)
-    return line
+def _line(label: str, losses: Sequence[float], look: SeriesStyle, width: float) -> Line:
+    steps = range(0, len(losses), curves.stride(len(losses)))
+    return Line(label, steps, [losses[step] for step in steps], look, width)
 
 
-def _thin(look: SeriesStyle, points: int) -> dict[str, Any]:
-    """Keywords for a line of many points, with a mark on a few of them."""
-    return {
-        "color": look.color,
-        "linestyle": look.dash,
-        "marker": look.marker,
-        "markersize": 4.5,
-        "markeredgewidth": 0,
-        "markevery": max(1, points // 12),
-    }
-
-
-def _draw_differences(
-    axes: Axes, apart: Mapping[str, Sequence[float]], looks: Mapping[str, SeriesStyle]
-) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    drawn = {name: values for name, values in apart.items() if any(map(_is_positive, values))}
-    for name, values in drawn.items():
-        width = stride(len(values))
-        steps = range(0, len(values), width)
-        parts = (values[start : start + width] for start in steps)
-        shown = [max(filter(_is_positive, part), default=math.nan) for part in parts]
-        axes.plot(steps, shown, **_thin(looks[name], len(shown)), linewidth=1.3)
-    if drawn:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(numticks=6))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(tick)
-    else:
-        axes.set_yticks([0])
-        axes.set_ylim(-1, 1)
-        told = "equal to the last digit at every step" if apart else "no other cell to compare with"
-        axes.text(0.5, 0.6, told, ha="center", color=MUTED, transform=axes.transAxes)
-
-
-def _is_positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+def _largest(label: str, values: Sequence[float], look: SeriesStyle) -> Line:
+    """The largest of each group of values that are drawn as one point."""
+    width = curves.stride(len(values))
+    steps = range(0, len(values), width)
+    parts = (values[start : start + width] for start in steps)
+    largest = [max(filter(math.isfinite, part), default=math.nan) for part in parts]
+    return Line(label, steps, largest, look, 1.3)
 
 
 def differences(cell: Cell, reference: Cell) -> list[float]:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from isotrain.analysis.compare.plots.canvas import (
+from isotrain.analysis.compare.records import Estimate
+from isotrain.analysis.pages.canvas import (
     BAND,
     INK,
     PAPER,
@@ -17,8 +18,7 @@ from isotrain.analysis.compare.plots.canvas import (
     legend_height,
     shortened,
 )
-from isotrain.analysis.compare.records import Estimate
-from isotrain.analysis.compare.units import Unit
+from isotrain.analysis.pages.units import Unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

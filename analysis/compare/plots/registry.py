@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from isotrain.analysis.compare.plots import curves, dot_plots, timeline
-from isotrain.analysis.compare.plots.canvas import INK, MARKERS, Draw, SeriesStyle
+from isotrain.analysis.compare.plots import dot_plots
+from isotrain.analysis.compare.plots.curves import differences, draw_scaling, loss_panels
 from isotrain.analysis.compare.plots.series import Series, finished, is_finite, series_of, styles_of
 from isotrain.analysis.compare.records import Cell, ComparisonRecord, Estimate
-from isotrain.analysis.compare.units import Unit, power, unit_of
+from isotrain.analysis.pages import curves, timeline
+from isotrain.analysis.pages.canvas import INK, MARKERS, SeriesStyle
+from isotrain.analysis.pages.plot import Plot, listed
+from isotrain.analysis.pages.units import Unit, power, unit_of
 
-_NAMED = 8
-"""Largest number of cells that a summary lists; of more, it lists both ends."""
 _THROUGHPUT = (
     "Samples per second in the steady state: the mark is the estimate, the line its 95 % bootstrap "
     "interval. The band is the interval of the fastest cell; a cell whose interval reaches into it "
@@ -54,29 +54,6 @@ _MEMORY = (
 )
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A plot and its text alternative.
-
-    Attributes:
-        name: File name without suffix.
-        title: Heading.
-        caption: Explanation of how to read it.
-        summary: Content in words and figures; or why there is nothing to draw.
-        columns: Column headings of its figures as a table.
-        rows: Rows of that table.
-        draw: Function that draws it at a width; None if there is nothing to draw.
-    """
-
-    name: str
-    title: str
-    caption: str
-    summary: str
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    draw: Draw | None = None
-
-
 def plots_of(comparison: ComparisonRecord) -> list[Plot]:
     """All plots, in the order of the report."""
     cells = finished(comparison.cells)
@@ -89,13 +66,6 @@ def plots_of(comparison: ComparisonRecord) -> list[Plot]:
 
 def _nothing(name: str, title: str, why: str) -> Plot:
     return Plot(name, title, "", why)
-
-
-def _ends(texts: Sequence[str]) -> str:
-    """All of a few texts; of many, the first three and the last."""
-    if len(texts) <= _NAMED:
-        return "; ".join(texts)
-    return f"{'; '.join(texts[:3])}; … {len(texts) - 4} more …; {texts[-1]}"
 
 
 def interval(unit: Unit, estimate: Estimate) -> str:
@@ -131,7 +101,7 @@ def _throughput(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
         "throughput",
         title,
         caption,
-        f"Throughput with 95 % intervals, highest first: {_ends(descriptions)}.",
+        f"Throughput with 95 % intervals, highest first: {listed(descriptions)}.",
         ("cell", "samples/s", "95 % interval"),
         tuple((n, unit.text(rates[n].value), interval(unit, rates[n])) for n in ranked),
         partial(dot_plots.draw_marks, drawn, unit, "samples per second", rates[ranked[0]]),
@@ -164,10 +134,10 @@ def _scaling(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         "scaling",
         title,
         _SCALING,
-        f"Speedup over one replica: {_ends([_describe_scaling(series, unit) for series in drawn])}.",
+        f"Speedup over one replica: {listed([_describe_scaling(series, unit) for series in drawn])}.",
         ("series", "replicas", "speedup", "95 % interval", "of the ideal"),
         tuple(table),
-        partial(curves.draw_scaling, drawn),
+        partial(draw_scaling, drawn),
     )
 
 
@@ -189,7 +159,7 @@ def _losses(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
     steps = max(len(cell.losses) for cell in able)
     table = []
     for cell in able:
-        apart = curves.differences(cell, reference) if reference else []
+        apart = differences(cell, reference) if reference else []
         finite = [difference for difference in apart if math.isfinite(difference)]
         largest = power(max(finite)) if finite else "–"
         if reference is cell:
@@ -205,10 +175,10 @@ def _losses(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
         "loss",
         "Loss, and difference to the reference" if reference else title,
         caption,
-        f"Loss curves over {steps:,} steps: {_ends(descriptions)}.",
+        f"Loss curves over {steps:,} steps: {listed(descriptions)}.",
         ("cell", "steps", "last loss", "largest relative difference"),
         tuple(table),
-        partial(curves.draw_losses, able, reference, styles_of(cells)),
+        partial(curves.draw, loss_panels(able, reference, styles_of(cells)), "step"),
     )
 
 
@@ -235,7 +205,7 @@ def _step_times(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         "step-times",
         title,
         _STEP_TIMES,
-        f"Time of a step over the timed blocks: {_ends(descriptions)}.",
+        f"Time of a step over the timed blocks: {listed(descriptions)}.",
         (
             "cell",
             "blocks",
@@ -261,12 +231,17 @@ def _timeline(_: ComparisonRecord, cells: list[Cell]) -> Plot:
     able = [cell for cell in cells if cell.timeline]
     if not able:
         return _nothing("timeline", title, "No cell has a time line.")
-    unit = unit_of("seconds", [timeline.length(cell) for cell in able])
+    unit = unit_of("seconds", [timeline.length(cell.timeline) for cell in able])
     table, descriptions = [], []
     for cell in able:
-        shares = timeline.seconds_by_name(cell)
+        shares = timeline.seconds_by_name(cell.timeline)
         table += [
-            (cell.name, name, unit.text(seconds), f"{100 * seconds / timeline.length(cell):.0f} %")
+            (
+                cell.name,
+                name,
+                unit.text(seconds),
+                f"{100 * seconds / timeline.length(cell.timeline):.0f} %",
+            )
             for name, seconds in shares.items()
         ]
         parts = ", ".join(f"{name} {unit.full(seconds)}" for name, seconds in shares.items())
@@ -275,10 +250,15 @@ def _timeline(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         "timeline",
         title,
         _TIMELINE,
-        f"Means over the processes of a step: {_ends(descriptions)}.",
+        f"Means over the processes of a step: {listed(descriptions)}.",
         ("cell", "what", f"time per step, {unit.name}", "share of the step"),
         tuple(table),
-        partial(timeline.draw, able, unit),
+        partial(
+            timeline.draw,
+            {cell.name: cell.timeline for cell in able},
+            unit,
+            "the start of the step",
+        ),
     )
 
 
@@ -308,7 +288,7 @@ def _memory(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         "memory",
         title,
         _MEMORY,
-        f"Peak memory in {unit.name}: {_ends(descriptions)}.",
+        f"Peak memory in {unit.name}: {listed(descriptions)}.",
         ("cell", f"largest process, {unit.name}", f"all processes, {unit.name}"),
         tuple(table),
         partial(

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isotrain.analysis.compare.plots.canvas import DASHES, MARKERS, SERIES_COLORS, SeriesStyle
 from isotrain.analysis.compare.records import Cell, Estimate
+from isotrain.analysis.pages.canvas import DASHES, MARKERS, SERIES_COLORS, SeriesStyle
 
 
 @dataclass(frozen=True)

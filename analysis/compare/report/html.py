@@ -1,41 +1,27 @@
-"""The report as a self-contained HTML page: no network, no scripts, no fonts; its plots also as files."""
+"""The HTML report of a comparison."""
 
 from __future__ import annotations
 
-import datetime
-import functools
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isotrain.analysis.compare.plots.canvas import NARROW, WIDE, missing, png, svg_file, svg_inline
-from isotrain.analysis.compare.plots.registry import Plot, plots_of
+from isotrain.analysis.compare.plots.registry import plots_of
 from isotrain.analysis.compare.plots.series import finished
-from isotrain.analysis.compare.records import MIN_RUNS, Cell, ComparisonRecord
+from isotrain.analysis.compare.records import (
+    COMPARISON_FILE,
+    MIN_RUNS,
+    Cell,
+    ComparisonRecord,
+)
 from isotrain.analysis.compare.report import tables as report_tables
 from isotrain.analysis.compare.settings import launcher_line
+from isotrain.analysis.pages import page
+from isotrain.analysis.pages.plot import Plot, write_plots
 from isotrain.core.errors import IsotrainError
-from isotrain.core.reporting import tables
-from isotrain.core.system.files import atomic_write
 
-REPORT_FILE = "report.html"
-PLOTS_FOLDER = "plots"
-_HERE = Path(__file__).parent
-_TEMPLATE = "report.html.jinja"
-_STYLE_SHEET = "report.css"
 _STATUS = {"failed": "failed", "skipped": "not measured"}
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """A plot with its wide and narrow drawing as trusted SVG markup."""
-
-    plot: Plot
-    wide: Any
-    narrow: Any
 
 
 def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) -> str:
@@ -44,86 +30,43 @@ def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) ->
     Raises:
         IsotrainError: A package that the report needs is not installed.
     """
-    try:
-        from markupsafe import Markup
-
-        template = page_template()
-    except ImportError as error:
-        raise missing(error) from None
-    drawn = [
-        _Drawn(
-            plot,
-            Markup(_inline(plot, "wide", WIDE)),
-            Markup(_inline(plot, "narrow", NARROW)),
-        )
-        for plot in (plots_of(comparison) if plots is None else plots)
+    plots = plots_of(comparison) if plots is None else plots
+    sections = [
+        ("figures", "Figures"),
+        *((plot.name, plot.title) for plot in plots),
+        ("machine", "Machine and versions"),
+        ("plans", "Plans"),
+        ("settings", "Settings"),
+        ("limits", "What the numbers cannot tell"),
     ]
-    style = Markup((_HERE / _STYLE_SHEET).read_text(encoding="utf-8"))
-    page: str = template.render(style=style, plots=drawn, **_facts(comparison))
-    return page
-
-
-@functools.cache
-def page_template() -> Any:
-    """The compiled Jinja template, cached because compiling takes as long as rendering."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(_TEMPLATE)
-
-
-def _inline(plot: Plot, variant: str, width: int) -> str:
-    if plot.draw is None:
-        return ""
-    return svg_inline(plot.draw, f"{plot.name}-{variant}", width, plot.title, plot.summary)
+    return page.render("comparison.html.jinja", plots, {"sections": sections, **_facts(comparison)})
 
 
 def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
     """The template's variables besides the plots."""
     cells = finished(comparison.cells)
-    groups = report_tables.groups(cells)
+    started = launcher_line(comparison.settings)
+    machine_line = page.machine_line(comparison.machine)
     return {
+        "kind": "Comparison of backends",
+        "name": comparison.name,
+        "source": COMPARISON_FILE,
         "comparison": comparison,
-        "created": _moment(comparison.created),
-        "machine_line": _machine_line(comparison),
+        "created": page.moment(comparison.created),
+        "machine_line": f"{machine_line}; runs were {started}" if started else machine_line,
         "heading": _heading(comparison),
         "counts": _counts(comparison),
         "marks": _marks(comparison),
         "ties": _ties(comparison),
         "status": _STATUS,
-        "groups": groups,
-        "machine": report_tables.facts(comparison.machine),
+        "groups": report_tables.groups(cells),
+        "machine": page.facts(comparison.machine),
         "versions": report_tables.versions(comparison.cells),
-        "settings": report_tables.facts(comparison.settings),
+        "settings": page.facts(comparison.settings),
         "spec": json.dumps(comparison.spec, indent=2, ensure_ascii=False, default=str),
         "plans": [_plan(cell, comparison) for cell in comparison.cells if cell.plan],
         "repeats": _repeats(cells),
     }
-
-
-def _moment(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return "at an unknown time"
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
-
-
-def _machine_line(comparison: ComparisonRecord) -> str:
-    """The machine, and the launcher of runs on other hosts, in one line."""
-    machine = comparison.machine
-    parts = [str(machine[name]) for name in ("processor",) if machine.get(name)]
-    for name, unit in (("cores", "cores"), ("memory_gib", "GiB of memory"), ("gpus", "GPUs")):
-        if machine.get(name):
-            parts.append(f"{tables.text_of(machine[name])} {unit}")
-    line = ", ".join(parts) or "machine not recorded"
-    started = launcher_line(comparison.settings)
-    return f"{line}; runs were {started}" if started else line
 
 
 def _heading(comparison: ComparisonRecord) -> str:
@@ -180,9 +123,9 @@ def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
     """The template variables of a cell's plan and its differences to the reference's."""
     rows = [
         (
-            report_tables.label(name),
-            report_tables.shown(name, theirs),
-            report_tables.shown(name, ours),
+            page.label(name),
+            page.shown(name, theirs),
+            page.shown(name, ours),
         )
         for name, theirs, ours in cell.plan_differences
     ]
@@ -196,7 +139,7 @@ def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
         "name": cell.name,
         "summary": summary,
         "rows": rows,
-        "fields": report_tables.facts(cell.plan),
+        "fields": page.facts(cell.plan),
         "python": cell.python,
     }
 
@@ -213,23 +156,9 @@ def write_report(comparison: ComparisonRecord, folder: Path) -> Path:
         IsotrainError: A package that the report needs is not installed, or a file cannot be written.
     """
     plots = plots_of(comparison)
-    html = render(comparison, plots).encode(errors="replace")
-    target = folder / REPORT_FILE
+    html = render(comparison, plots)
     try:
-        (folder / PLOTS_FOLDER).mkdir(parents=True, exist_ok=True)
-        for plot in plots:
-            _write_plot(plot, folder / PLOTS_FOLDER)
-        atomic_write(target, html)
+        write_plots(plots, folder)
     except OSError as error:
-        raise IsotrainError(f"the report cannot be written to {folder}: {error}.") from error
-    return target
-
-
-def _write_plot(plot: Plot, folder: Path) -> None:
-    paths = folder / f"{plot.name}.svg", folder / f"{plot.name}.png"
-    if plot.draw is None:
-        for path in paths:
-            path.unlink(missing_ok=True)  # left by an earlier report
-        return
-    atomic_write(paths[0], svg_file(plot.draw, plot.title, plot.summary).encode())
-    atomic_write(paths[1], png(plot.draw))
+        raise IsotrainError(f"the plots cannot be written to {folder}: {error}.") from error
+    return page.write_page(html, folder)

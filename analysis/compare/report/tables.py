@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from isotrain.analysis.compare.records import Cell, Estimate
-from isotrain.analysis.compare.units import Kind, Unit, unit_of
-from isotrain.core.reporting import tables
+from isotrain.analysis.pages.units import Kind, Unit, unit_of
 
 Reading = Estimate | float | None
 
@@ -154,22 +152,3 @@ def versions(cells: Iterable[Cell]) -> list[tuple[str, str, str]]:
         (package, version, "all" if len(names) == len(with_any) else ", ".join(names))
         for (package, version), names in sorted(by_version.items())
     ]
-
-
-def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows of field label and formatted value."""
-    return [(label(name), shown(name, value)) for name, value in values.items()]
-
-
-def label(name: str) -> str:
-    """The label of a field, with its unit."""
-    for ending, unit in (("_gib", "GiB"), ("_s", "s")):
-        if name.endswith(ending):
-            name = f"{name.removesuffix(ending)}, {unit}"
-    return name.replace("_", " ")
-
-
-def shown(name: str, value: Any) -> str:
-    """The formatted value of a field; byte counts get a unit."""
-    is_size = "bytes" in name and isinstance(value, int | float)
-    return tables.size(value) if is_size else tables.text_of(value)

@@ -11,10 +11,10 @@ from isotrain.analysis.compare.records import (
     Cell,
     Estimate,
     Repeat,
-    Span,
     Verdict,
 )
 from isotrain.analysis.compare.result import Comparison
+from isotrain.analysis.pages.timeline import Span
 
 BACKENDS = {
     "torch-ddp": ("gloo", 1.0, 0.86),

@@ -15,15 +15,18 @@ from xml.etree import ElementTree
 import pytest
 from unit.analysis import comparison_samples as samples
 
-from isotrain.analysis.compare import units
-from isotrain.analysis.compare.plots import canvas, curves, dot_plots, timeline
-from isotrain.analysis.compare.plots.registry import Plot, plots_of
+from isotrain.analysis.compare.plots import curves, dot_plots
+from isotrain.analysis.compare.plots.registry import plots_of
 from isotrain.analysis.compare.plots.series import series_of, styles_of
-from isotrain.analysis.compare.records import Estimate, Span
+from isotrain.analysis.compare.records import Estimate
 from isotrain.analysis.compare.report import html as pages
 from isotrain.analysis.compare.report import tables as report_tables
 from isotrain.analysis.compare.report.html import render
 from isotrain.analysis.compare.summary import largest_difference
+from isotrain.analysis.pages import canvas, timeline, units
+from isotrain.analysis.pages import page as html_page
+from isotrain.analysis.pages.plot import Plot
+from isotrain.analysis.pages.timeline import Span
 from isotrain.core.errors import IsotrainError
 
 ROOT = Path(__file__).parents[3]
@@ -220,7 +223,7 @@ def test_a_missing_package_is_named_with_what_to_do(
     for name in (package, "matplotlib.style"):
         if name.startswith(package):
             monkeypatch.setitem(sys.modules, name, None)
-    pages.page_template.cache_clear()
+    html_page.template_environment.cache_clear()
     with pytest.raises(IsotrainError, match=rf"{package}.*isotrain\[report\]"):
         render(samples.single())
 
@@ -340,7 +343,8 @@ def test_templates_and_style_sheet_are_in_the_wheel(tmp_path: Path) -> None:
     subprocess.run([*build, "--wheel-dir", str(tmp_path), str(source)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for name in ("report.html.jinja", "report.css"):
-        assert f"isotrain/analysis/compare/report/{name}" in names
+    pages = ROOT / "analysis" / "pages"
+    for path in (*pages.glob("*.jinja"), *pages.glob("*.css")):
+        assert f"isotrain/analysis/pages/{path.name}" in names
     templates = {path.relative_to(ROOT) for path in (ROOT / "core/plugins/template").rglob("*.txt")}
     assert {f"isotrain/{path}" for path in templates} <= {*names}

@@ -6,12 +6,12 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from isotrain.analysis.compare.units import tick
+from isotrain.analysis.pages.units import tick
 from isotrain.core.errors import IsotrainError
 
 if TYPE_CHECKING:
@@ -122,10 +122,10 @@ class Canvas:
         kwargs.setdefault("va", "center_baseline")
         self.figure.text(x / self.width, 1 - y / self.height, printable(text), **kwargs)
 
-    def legend(self, top: float, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    def legend(self, top: float, handles: Iterable[Any], labels: Sequence[str]) -> None:
         """A legend in as many columns as fit; `legend_height` says how high it is."""
         self.figure.legend(
-            handles,
+            list(handles),
             _legend_labels(labels, self.width),
             loc="upper left",
             bbox_to_anchor=(0, 1 - top / self.height),

@@ -1,11 +1,12 @@
-"""The time line of a typical step: the activities of every process."""
+"""Time lines: the activities of every process, in one or several groups."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from isotrain.analysis.compare.plots.canvas import (
+from isotrain.analysis.pages.canvas import (
     FONT_SIZE,
     INK,
     MUTED,
@@ -14,8 +15,7 @@ from isotrain.analysis.compare.plots.canvas import (
     legend_height,
     shortened,
 )
-from isotrain.analysis.compare.records import Cell, Span
-from isotrain.analysis.compare.units import Unit, tick
+from isotrain.analysis.pages.units import Unit, tick
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,16 +28,33 @@ _GAP = 5
 _FOOT = 52
 
 
-def length(cell: Cell) -> float:
-    """Seconds from the start of the step to the end of the last span."""
-    return max((span.start_s + span.seconds for span in cell.timeline), default=0.0)
+@dataclass(frozen=True)
+class Span:
+    """One span of a time line.
+
+    Attributes:
+        track: Process that does it, such as `rank 0`.
+        name: Activity: of a step `input`, `step` (in pipeline runs the stage's actions instead), `device`.
+        start_s: Start in seconds after the start of the time line.
+        seconds: Duration in seconds.
+    """
+
+    track: str
+    name: str
+    start_s: float
+    seconds: float
 
 
-def seconds_by_name(cell: Cell) -> dict[str, float]:
-    """Seconds per step of each kind of span, averaged over the tracks."""
-    tracks = {span.track for span in cell.timeline}
+def length(spans: Sequence[Span]) -> float:
+    """Seconds from the start of the time line to the end of the last span."""
+    return max((span.start_s + span.seconds for span in spans), default=0.0)
+
+
+def seconds_by_name(spans: Sequence[Span]) -> dict[str, float]:
+    """Seconds of each kind of span, averaged over the tracks."""
+    tracks = {span.track for span in spans}
     total: dict[str, float] = {}
-    for span in cell.timeline:
+    for span in spans:
         total[span.name] = total.get(span.name, 0.0) + span.seconds
     return {name: seconds / len(tracks) for name, seconds in total.items()}
 
@@ -56,35 +73,42 @@ def lanes(spans: Sequence[Span]) -> list[list[Span]]:
     return assigned
 
 
-def _tracks(cell: Cell) -> dict[str, list[list[Span]]]:
-    names = dict.fromkeys(span.track for span in cell.timeline)
-    return {name: lanes([s for s in cell.timeline if s.track == name]) for name in names}
+def _tracks(spans: Sequence[Span]) -> dict[str, list[list[Span]]]:
+    names = dict.fromkeys(span.track for span in spans)
+    return {name: lanes([s for s in spans if s.track == name]) for name in names}
 
 
-def _height(cell: Cell) -> float:
-    return _HEADING + sum(len(track) * _LANE + _GAP for track in _tracks(cell).values())
+def _height(spans: Sequence[Span]) -> float:
+    return _HEADING + sum(len(track) * _LANE + _GAP for track in _tracks(spans).values())
 
 
-def draw(cells: Sequence[Cell], unit: Unit, width: int) -> Canvas:
-    """Draws the spans of every cell on one axis of time, one row for each of its tracks."""
-    names = list(dict.fromkeys(span.name for cell in cells for span in cell.timeline))
-    body, foot = sum(map(_height, cells)), legend_height(names, width)
+def draw(groups: Mapping[str, Sequence[Span]], unit: Unit, start: str, width: int) -> Canvas:
+    """Draws groups of spans on one axis of time, one row for each track.
+
+    Args:
+        groups: Spans by the heading of their group.
+        unit: Unit of time.
+        start: What is at time 0, as in `the start of the step`.
+        width: Width in pixels.
+    """
+    names = list(dict.fromkeys(span.name for spans in groups.values() for span in spans))
+    body, foot = sum(map(_height, groups.values())), legend_height(names, width)
     left = 62 if width < 500 else 96
     canvas = Canvas(width, body + _FOOT + foot)
     axes = canvas.axes(left, 0, width - left - 12, body)
     axes.set_ylim(body, 0)
     axes.yaxis.set_visible(False)
     axes.xaxis.set_major_formatter(tick)
-    axes.set_xlim(0, max(map(length, cells)) / unit.size * 1.01 or 1.0)
-    axes.set_xlabel(f"{unit.name} after the start of the step", labelpad=6)
+    axes.set_xlim(0, max(map(length, groups.values())) / unit.size * 1.01 or 1.0)
+    axes.set_xlabel(f"{unit.name} after {start}", labelpad=6)
     looks = {name: index % len(_COLOURS) for index, name in enumerate(names)}
     top = 0.0
-    for cell in cells:
-        heading = shortened(cell.name, int(width / 7.6))
+    for name, spans in groups.items():
+        heading = shortened(name, int(width / 7.6))
         paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0}
         canvas.text(0, top + 18, heading, color=INK, fontweight="bold", bbox=paper)
-        _draw_cell(canvas, axes, cell, top + _HEADING, unit, looks)
-        top += _height(cell)
+        _draw_group(canvas, axes, spans, top + _HEADING, unit, looks)
+        top += _height(spans)
     handles = [
         axes.bar(0, 0, color=_COLOURS[index], hatch=_HATCHES[index], edgecolor=PAPER)
         for index in looks.values()
@@ -93,10 +117,15 @@ def draw(cells: Sequence[Cell], unit: Unit, width: int) -> Canvas:
     return canvas
 
 
-def _draw_cell(
-    canvas: Canvas, axes: Axes, cell: Cell, top: float, unit: Unit, looks: Mapping[str, int]
+def _draw_group(
+    canvas: Canvas,
+    axes: Axes,
+    spans: Sequence[Span],
+    top: float,
+    unit: Unit,
+    looks: Mapping[str, int],
 ) -> None:
-    for name, track in _tracks(cell).items():
+    for name, track in _tracks(spans).items():
         label = shortened(name, 8 if canvas.width < 500 else 13)
         canvas.text(0, top + len(track) * _LANE / 2, label, color=MUTED, fontsize=FONT_SIZE - 1)
         for lane in track:
