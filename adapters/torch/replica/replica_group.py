@@ -205,7 +205,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         self.trainer.begin_step()
-        self.trainer.step.set_values(batch.values)
+        self.trainer.step.set_batch(batch)
         if (warm_up := self.communicator.warm_up()) is not None:
             self._warm_up(warm_up, batch.slices[0][0])
         if self.trainer.needs_closure:
@@ -318,7 +318,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def local_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
-        self.trainer.step.set_values(batch.values)
+        self.trainer.step.set_batch(batch)
         slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator, local=True)
         with self.trainer.step.local():
             mean = self._local_gradients(slice_weights)
@@ -356,7 +356,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return (lambda: without_padding_mean(mean())) if slice_weights.is_padding_deferred else mean
 
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
-        self.trainer.step.set_values(batch.values)
+        self.trainer.step.set_batch(batch)
         slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator)
         mean = self._local_gradients(slice_weights)
         return [self._unscaled_gradients()], mean()
@@ -403,7 +403,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
-        self.trainer.step.set_values(batch.values)
+        self.trainer.step.set_batch(batch)
         bucketed = BucketedGradients(self.trainer, self._replica, reduction)
         slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator)
         mean = self._local_gradients(
@@ -507,7 +507,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.communicator.compress(method, rank, start)
 
     def evaluation_step(self, batch: Batch) -> None:
-        self.trainer.step.set_values(batch.values)
+        self.trainer.step.set_batch(batch)
         for micro_batch in batch.slices[0]:
             self.trainer.step.set_slice(micro_batch)
             self._metrics.evaluate(micro_batch)

@@ -60,7 +60,7 @@ class ShardedReplicaGroup(TorchReplicaGroup):
         """
         self.reshard_weights()
         trainer, weights = self.trainer, self._weights
-        trainer.step.set_values(batch.values)
+        trainer.step.set_batch(batch)
         bucketed = BucketedGradients(trainer, self._replica, weights.reduction)
         slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator)
         trainer.zero_gradients()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from isotrain.adapters.common.step_context import CommonStepContext
-from isotrain.plugin import Slice, TrainingSpec
+from isotrain.plugin import Batch, Slice, TrainingSpec
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 """Sum of a tensor over all replicas, not differentiable."""
@@ -39,6 +42,9 @@ class TorchStepContext(CommonStepContext):
         super().__init__(spec, frozen)
         self._dtype = torch.float64 if spec.precision == "float64" else torch.float32
         self._weight = 1.0
+        self._expected_samples: list[int] = []
+        self._gathers = 0
+        self._rows_per_sample: dict[int, int] = {}
 
     def connect(
         self, index: int, replicas: int, all_reduce: AllReduce, device: torch.device
@@ -56,29 +62,61 @@ class TorchStepContext(CommonStepContext):
         self._all_reduce = all_reduce
         self._device = device
 
-    def set_values(self, values: Mapping[str, float]) -> None:
-        """Sets the values of the step."""
+    def set_batch(self, batch: Batch) -> None:
+        """Sets the batch that the objective computes next, and the values of its step."""
         self.values = {
             name: torch.tensor(value, dtype=self._dtype, device=self._device)
-            for name, value in values.items()
+            for name, value in batch.values.items()
         }
+        smaller, remainder = divmod(batch.size, self.replicas)
+        self._expected_samples = [smaller + (i < remainder) for i in range(self.replicas)]
 
     def set_slice(self, micro_batch: Slice) -> None:
         """Sets the slice that the objective computes next."""
         self._weight = micro_batch.weight if micro_batch.count else 0.0
+        self._gathers = 0
 
     def all_gather(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.require_collective("all_gather")
         if self.replicas == 1:
             return x, 0
-        rows = x if self._weight else x[:0]
-        local_count = torch.zeros(self.replicas, dtype=torch.int64, device=self._device)
-        local_count[self.index] = len(rows)
-        counts = self._all_reduce(local_count).tolist()
-        before, after = sum(counts[: self.index]), sum(counts[self.index + 1 :])
-        padding = [x.new_zeros(length, *x.shape[1:]) for length in (before, after)]
-        gathered = self._sum(torch.cat([padding[0], rows, padding[1]]))
-        return gathered, before if self._weight else 0
+        rows, gather = x if self._weight else x[:0], self._gathers
+        self._gathers += 1
+        factor = self._rows_per_sample.get(gather, 0)
+        counts = [factor * samples for samples in self._expected_samples]
+        gathered = self._gather(rows, counts) if factor else None
+        if gathered is None:
+            local_count = torch.zeros(self.replicas, dtype=torch.int64, device=self._device)
+            local_count[self.index] = len(rows)
+            counts = self._all_reduce(local_count).tolist()
+            factor = counts[0] // max(self._expected_samples[0], 1)
+            is_regular = counts == [factor * samples for samples in self._expected_samples]
+            self._rows_per_sample[gather] = factor if is_regular else 0
+            gathered = self._gather(rows, counts)
+            assert gathered is not None
+        return gathered, sum(counts[: self.index]) if self._weight else 0
+
+    def _gather(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor | None:
+        """Differentiable rows of all replicas in order. Collective.
+
+        Args:
+            rows: Rows of this replica, shape `[rows, ...]`.
+            counts: Number of rows that each replica is expected to have.
+
+        Returns:
+            Shape `[sum(counts), ...]`; None, on all replicas, where one has another number of rows.
+        """
+        shape, starts = rows.shape[1:], [0, *itertools.accumulate(counts)]
+        before, end, total = (
+            math.prod(shape) * each for each in (*starts[self.index : self.index + 2], starts[-1])
+        )
+        is_expected = len(rows) == counts[self.index]
+        local = rows.flatten() if is_expected else rows.new_zeros(end - before)
+        padded = functional.pad(local, (before, total - end + self.replicas))
+        if not is_expected:
+            padded[total + self.index] = 1
+        elements, unexpected = self._sum(padded).split([total, self.replicas])
+        return None if unexpected.any() else elements.view(starts[-1], *shape)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         self.require_collective("sum")
