@@ -81,6 +81,16 @@ def write_weights(replica: Replica, vector: Tensor) -> None:
     replica.write(AVERAGED, vector)
 
 
+def read_trainable(replica: Replica) -> Tensor:
+    """A copy of the trainable weights, one vector. Local."""
+    return replica.read(("trainable",))
+
+
+def as_trainable(replica: Replica, vector: Tensor) -> Tensor:
+    """A vector in the dtype in which trainable weights are read. Local."""
+    return replica.ops.cast(vector, replica.read(("trainable",)).dtype)
+
+
 def average_weights(replica: Replica) -> None:
     """Replaces weights and moving statistics by their mean over all replicas. Collective."""
     average_state(replica, AVERAGED)

@@ -10,6 +10,7 @@ def isotrain_register_strategies(register: StrategyRegistry) -> None:
     """Registers each strategy by import string, so that none is imported before it is used."""
     register.add("isotrain.strategies.data_parallel:DataParallel", name="data-parallel")
     register.add("isotrain.strategies.local_sgd:LocalSGD", name="local-sgd")
+    register.add("isotrain.strategies.diloco:DiLoCo", name="diloco")
     register.add("isotrain.strategies.gossip:Gossip", name="gossip")
     register.add("isotrain.strategies.compressed:Compressed", name="compressed")
     register.add("isotrain.strategies.hierarchical:Hierarchical", name="hierarchical")

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from isotrain.plugin import Batch, Capability, Replica, ReplicaGroup, StrategyState, Tensor
 from isotrain.strategies import option_checks
-from isotrain.strategies.averaging import LocalStepStrategy, average_statistics
+from isotrain.strategies.averaging import (
+    LocalStepStrategy,
+    as_trainable,
+    average_statistics,
+    read_trainable,
+)
 
 
 class ElasticAveraging(LocalStepStrategy):
@@ -90,16 +95,6 @@ class ElasticAveraging(LocalStepStrategy):
             1 / self._every, lambda steps: (steps - 1) // self._every
         )
         return 2 * (replicas - 1) / replicas * gradient_bytes * exchanges
-
-
-def read_trainable(replica: Replica) -> Tensor:
-    """A copy of the trainable weights, one vector. Local."""
-    return replica.read(("trainable",))
-
-
-def as_trainable(replica: Replica, centre: Tensor) -> Tensor:
-    """The centre, a vector, in the dtype in which trainable weights are read. Local."""
-    return replica.ops.cast(centre, replica.read(("trainable",)).dtype)
 
 
 def move_centre(replica: Replica, centre: Tensor, *, static: float) -> tuple[Tensor, Tensor]:

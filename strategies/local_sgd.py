@@ -49,7 +49,7 @@ class LocalSGD(LocalStepStrategy):
             PlanError: An option has a bad value.
         """
         self._start = option_checks.whole_number(self.name, "start", start, 0)
-        self._phases = _parse_phases(every, self._start)
+        self._phases = _parse_phases(self.name, every, self._start)
         momenta = option_checks.boolean(self.name, "average_momenta", average_momenta)
         if all(number == 1 for _, number in self._phases):
             self.keeps_replicas_equal, self.equals_data_parallel = "always", True
@@ -90,9 +90,13 @@ class LocalSGD(LocalStepStrategy):
         loss = group.local_step(batch, learning_rate)
         self._count_samples(batch)
         if self.is_averaged_after(batch.step):
-            self._average(group, self._parts)
+            self._synchronise(group)
             self._reset_counts()
         return loss
+
+    def _synchronise(self, group: ReplicaGroup) -> None:
+        """Gives all replicas equal weights after local steps: here their mean. Collective."""
+        self._average(group, self._parts)
 
     def _count_samples(self, batch: Batch) -> None:
         """Adds the batch's slice weights to those since the last averaging."""
@@ -104,11 +108,13 @@ class LocalSGD(LocalStepStrategy):
 
     def _average(self, group: ReplicaGroup, parts: Sequence[StatePart]) -> None:
         """Averages, weighted by samples; without a multiplication where these are equal. Collective."""
+        group.compute(_mean, *self._replica_weights(group), static=parts)
+
+    def _replica_weights(self, group: ReplicaGroup) -> list[list[Tensor]]:
+        """The local replicas' weights in means, one value of `compute`; none where all are equal."""
         if self._even:
-            group.compute(_mean, static=parts)
-        else:
-            weights = [group.tensor(np.array(sum_ / self._steps)) for sum_ in self._weights]
-            group.compute(_mean, weights, static=parts)
+            return []
+        return [[group.tensor(np.array(sum_ / self._steps)) for sum_ in self._weights]]
 
     def _reset_counts(self) -> None:
         """Starts counting samples again: the replicas' weights are equal."""
@@ -134,20 +140,20 @@ class LocalSGD(LocalStepStrategy):
         """Restores the counts; there are none right after an averaging."""
         samples = state.per_replica
         self._reset_counts()
-        if samples:
+        if samples and state.values["steps"]:
             self._steps, self._even = state.values["steps"], state.values["even"]
             self._weights = [float(samples[replica]["samples"]) for replica in group.local_replicas]
 
     def finished(self, group: ReplicaGroup) -> None:
-        """Averages the weights, unless the last step did."""
+        """Gives all replicas equal weights, unless the last step did."""
         if self._steps:
-            super().finished(group)
+            self._synchronise(group)
         self._reset_counts()
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes of a ring all-reduce per averaging, as a mean over the run (or the last phase)."""
         all_reduce = 2 * (replicas - 1) / replicas * gradient_bytes
-        averaging = all_reduce * (1 + self._momenta_per_weight)
+        averaging = self._averaging_bytes(gradient_bytes, replicas)
         if not self._total_steps:
             return averaging / self._phases[-1][1]
         synchronous = min(self._start, self._total_steps)
@@ -157,35 +163,39 @@ class LocalSGD(LocalStepStrategy):
         )
         return (synchronous * all_reduce + averagings * averaging) / self._total_steps
 
+    def _averaging_bytes(self, gradient_bytes: int, replicas: int) -> float:
+        """Bytes that each replica sends in an averaging."""
+        return 2 * (replicas - 1) / replicas * gradient_bytes * (1 + self._momenta_per_weight)
+
 
 def _mean(replica: Replica, weight: Tensor | None = None, *, static: Any) -> None:
     """Computation that averages the parts `static` over all replicas; `weight` is a scalar or None."""
     average_state(replica, static, weight)
 
 
-def _parse_phases(every: Any, start: int) -> list[tuple[int, int]]:
+def _parse_phases(strategy: str, every: Any, start: int) -> list[tuple[int, int]]:
     """Parses the option `every` to pairs (first step, local steps), the first pair at `start`.
 
     Raises:
         PlanError: It is neither a number nor pairs in ascending order.
     """
     if not isinstance(every, list | tuple):
-        return [(start, option_checks.whole_number("local-sgd", "every", every, 1))]
+        return [(start, option_checks.whole_number(strategy, "every", every, 1))]
     pairs = [pair for pair in every if isinstance(pair, list | tuple) and len(pair) == 2]
     if not pairs or len(pairs) < len(every):
         raise option_checks.option_error(
-            "local-sgd", "every", "a number or pairs [step, number]", every
+            strategy, "every", "a number or pairs [step, number]", every
         )
     phases = [
         (
-            option_checks.whole_number("local-sgd", "every", step, 0),
-            option_checks.whole_number("local-sgd", "every", number, 1),
+            option_checks.whole_number(strategy, "every", step, 0),
+            option_checks.whole_number(strategy, "every", number, 1),
         )
         for step, number in pairs
     ]
     steps = [step for step, _ in phases]
     if steps != sorted(set(steps)) or steps[0] > start:
         expected = f"pairs of ascending steps, the first at {start} or before"
-        raise option_checks.option_error("local-sgd", "every", expected, every)
+        raise option_checks.option_error(strategy, "every", expected, every)
     at_start = [(start, number) for step, number in phases if step <= start][-1:]
     return at_start + [phase for phase in phases if phase[0] > start]

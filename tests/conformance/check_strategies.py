@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from conformance import tcp_counters
-from conformance.strategy_check_context import StrategyCheckContext
+from conformance.strategy_check_context import RATE, StrategyCheckContext
 
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.session.session import Session
@@ -166,6 +166,36 @@ def elastic_averaging_follows_its_equations(context: StrategyCheckContext) -> No
     assert apart(end) == 0
 
 
+def diloco_follows_its_equations(context: StrategyCheckContext) -> None:
+    """Outer steps by hand, on uneven slices: algorithm 1 of the paper, with Nesterov momentum.
+
+    Rounding to few bits changes the weights a little, and those of all replicas alike.
+    """
+    batches = context.batches(3 * UNEVEN, UNEVEN)
+    rate, decay, weights = 0.7, 0.5, slice(0, context.plan.parameters)
+    context.restart()
+    outer = context.weights()[0][weights]
+    momentum = np.zeros_like(outer)
+    for batch in batches:
+        context.group.synchronous_step(batch, RATE)
+        gradient = outer - context.weights()[0][weights]
+        momentum = decay * momentum + gradient
+        outer = outer - rate * (gradient + decay * momentum)
+        vectors = [context.group.tensor(outer) for _ in context.group.local_replicas]
+        context.group.compute(set_trainable, vectors)
+    options = {"outer_rate": rate, "outer_momentum": decay, "every": 1}
+    exact = context.trained("diloco", batches, **options)
+    close(exact[:, weights], np.tile(outer, (context.replicas, 1)), "outer weights")
+    for bits in (8, 4):
+        rounded = context.trained("diloco", batches, bits=bits, **options)
+        assert apart(rounded) == 0, bits
+        assert 0 < np.abs(rounded - exact).max() < 0.3 / 2**bits, bits
+
+
+def set_trainable(replica: Any, vector: Any) -> None:
+    replica.write(("trainable",), vector)
+
+
 def gradients_for(context: StrategyCheckContext, replica: int) -> list[np.ndarray]:
     """Gradients of a matrix and a bias, different on each replica."""
     generator = np.random.default_rng(replica)
@@ -261,6 +291,7 @@ def converge(context: StrategyCheckContext) -> None:
         "gossip": {"graph": "one-peer-exponential"},
         "hierarchical": {},
         "elastic-averaging": {"every": 2},
+        "diloco": {"every": 4, "bits": 4},
         "compressed": {"method": "topk", "ratio": 0.1},
     }
     losses = {}
@@ -299,6 +330,7 @@ EXCHANGES: tuple[Sending, ...] = (
 OTHERS: tuple[Sending, ...] = (
     ("local-sgd", {"every": 4}),
     ("elastic-averaging", {"every": 3}),
+    ("diloco", {"every": 2, "bits": 8}),
     ("compressed", {"method": "powersgd", "rank": 4, "start": 2, "native": False}),
 )
 
@@ -401,6 +433,7 @@ CHECKS = (
     written_weights_are_gone_on_from,
     gossip_mixes_by_its_matrix,
     elastic_averaging_follows_its_equations,
+    diloco_follows_its_equations,
     error_feedback_conserves_the_sum,
     short_types_round,
     converge,
@@ -414,6 +447,7 @@ OF_BACKENDS = (
     "equal_data_parallel",
     "gossip_mixes_by_its_matrix",
     "elastic_averaging_follows_its_equations",
+    "diloco_follows_its_equations",
     "error_feedback_conserves_the_sum",
     "short_types_round",
     "exchanges_send_what_they_say",

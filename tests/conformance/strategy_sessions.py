@@ -24,6 +24,8 @@ SOUND: dict[str, Chosen] = {
     "compressed, bf16": ("compressed", {"method": "bf16", "native": False}),
     "hierarchical": ("hierarchical", {}),
     "elastic-averaging": ("elastic-averaging", {}),
+    "diloco": ("diloco", {"every": 8}),
+    "diloco, 4 bits": ("diloco", {"every": 4, "bits": 4}),
     "sharded": ("sharded", {"bucket_megabytes": 0.002}),
     "sharded, stage 2": ("sharded", {"stage": 2, "bucket_megabytes": 0.002}),
     "sharded, stage 3": ("sharded", {"stage": 3, "bucket_megabytes": 0.002}),

@@ -81,6 +81,10 @@ def plan(
         ("compressed", {"method": "powersgd", "start": 1}, "at least 2"),
         ("hierarchical", {"host_size": 3}, "a divisor of the 4 replicas, got 3"),
         ("elastic-averaging", {"beta": 2}, "beta"),
+        ("diloco", {"every": 0}, "strategy diloco: every: expected a whole number of at least 1"),
+        ("diloco", {"outer_rate": 0}, "outer_rate: expected a number above 0, received 0"),
+        ("diloco", {"outer_momentum": 2}, "outer_momentum: expected a number above 0 and up to 1"),
+        ("diloco", {"bits": 2}, "bits: expected 8, 4 or none, received 2"),
         ("elastic-averaging", {"every": True}, "every"),
         ("sharded", {"stage": 0}, "stage: expected a whole number of at least 1, received 0"),
         ("sharded", {"stage": 4}, "stage: expected 1, 2 or 3, received 4"),
@@ -134,6 +138,7 @@ def test_a_torus_needs_a_grid(host: PluginManager) -> None:
         ("local-sgd", {}),
         ("gossip", {}),
         ("elastic-averaging", {}),
+        ("diloco", {}),
         ("hierarchical", {}),
         ("compressed", {"method": "topk"}),
         ("sharded", {}),
@@ -359,6 +364,8 @@ BYTES = 4 * 630
         ("hierarchical", {"host_size": 2}, (2 * 3 + 2) * BYTES / 4),
         ("sharded", {"hybrid": True, "host_size": 2}, (2 * 2 + 2) * BYTES / 4),
         ("elastic-averaging", {"every": 3}, 1.5 * BYTES * 7 / 20),
+        ("diloco", {"every": 10}, 1.5 * BYTES / 10),
+        ("diloco", {"every": 8, "bits": 4}, 3 * BYTES * (1 / 8 + 1 / 256) * 3 / 20),
     ],
 )
 def test_the_plan_has_the_sent_bytes(
