@@ -39,7 +39,7 @@ def compare(options: argparse.Namespace) -> ExitCode:
 
 def report(options: argparse.Namespace) -> None:
     """Runs `isotrain report`: rewrites the report of a stored comparison and prints its tables."""
-    source = Path(options.folder)
+    source = Path(options.comparison)
     comparison = read_comparison(source)
     folder = source if source.is_dir() else source.parent
     # Without the report's packages, `to_html` raises an error that names the missing one.
@@ -49,12 +49,14 @@ def report(options: argparse.Namespace) -> None:
 
 def _request(options: argparse.Namespace) -> CompareRequest:
     if options.fail_if_slower is not None and options.against is None:
-        raise PlanError("--fail-if-slower compares with an earlier comparison: add --against OLD.")
+        raise PlanError(
+            "--fail-if-slower compares with an earlier comparison: add --against COMPARISON."
+        )
     return CompareRequest(
         backends=options.backend,
         replicas=options.replicas,
         strategies=options.strategy,
-        repeats=options.repeat or REPEATS,
+        repeats=options.repeats or REPEATS,
         time_budget=options.time_budget,
         run_limit=options.run_limit,
         seed=options.seed,
@@ -64,7 +66,7 @@ def _request(options: argparse.Namespace) -> CompareRequest:
         resume=options.resume,
         against=options.against,
         margin=options.fail_if_slower or 0.0,
-        interpreters=dict(options.python),
+        interpreters=dict(options.interpreter),
         launcher=LauncherChoice(options.launcher, dict(options.launcher_option)),
     )
 
@@ -141,7 +143,7 @@ def parity(options: argparse.Namespace) -> ExitCode:
         output=options.output,
         launcher=options.launcher,
         launcher_options=dict(options.launcher_option),
-        say=lambda line: print(f"isotrain: {line}", file=sys.stderr, flush=True),
+        on_progress=lambda line: print(f"isotrain: {line}", file=sys.stderr, flush=True),
     )
     if options.json:
         print(result.to_json())

@@ -2,7 +2,7 @@
 comparison of the backends as a page to look at.
 
     python examples/demo.py
-    python examples/demo.py --backends torch-ddp tf-mirrored --replicas 1 2 3 --repeat 3
+    python examples/demo.py --backends torch-ddp tf-mirrored --replicas 1 2 3 --repeats 3
 
 Exit code 0: every cell trained, and all loss curves agree. 1: one failed, or they do not.
 """
@@ -111,12 +111,12 @@ def first_line(cell: Cell) -> str:
 def report(args: argparse.Namespace, backends: Sequence[str]) -> Path:
     """Measures the backends side by side; returns the path of the page that tells of it."""
     folder = Path("comparisons") / time.strftime("demo-%Y%m%d-%H%M%S")
-    print(f"\nmeasuring every cell by itself, {args.repeat} x:", file=sys.stderr)
+    print(f"\nmeasuring every cell by itself, {args.repeats} x:", file=sys.stderr)
     isotrain.compare(
         spec.replace(epochs=args.epochs, threads=1),
         backends=backends,
         replicas=args.replicas,
-        repeats=args.repeat,
+        repeats=args.repeats,
         output=folder,
         on_progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -131,7 +131,7 @@ def thorough_comparison(backends: Sequence[str], replicas: Sequence[int]) -> str
     )
     named = [word for backend in backends for word in ("--backend", backend)]
     counts = ",".join(map(str, replicas))
-    return shlex.join([program, "compare", file, *named, "--replicas", counts, "--repeat", "3"])
+    return shlex.join([program, "compare", file, *named, "--replicas", counts, "--repeats", "3"])
 
 
 def installed() -> list[str]:
@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--replicas", nargs="+", type=int, default=(1, 2), metavar="N")
     parser.add_argument("--epochs", type=int, default=spec.epochs)
     parser.add_argument(
-        "--repeat",
+        "--repeats",
         type=int,
         default=1,
         help="runs per cell of the comparison; 0: none is made (1)",
@@ -176,7 +176,7 @@ def main() -> int:
         print_table(cells)
         print(text, flush=True)
         trained = list(dict.fromkeys(cell.backend for cell in cells if cell.apart is not None))
-        if args.repeat and trained:
+        if args.repeats and trained:
             page = report(args, trained)
             print(f"\nThe backends side by side (open it in a browser):\n  {page}")
             print(

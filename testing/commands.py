@@ -22,9 +22,9 @@ from isotrain.testing.scorecard import Check, Outcome, Scorecard
 def conformance(options: argparse.Namespace) -> ExitCode:
     """Checks a backend or a strategy, and prints the scorecard."""
     if not options.json:
-        print(f"checking {options.name} in real runs: a minute or so", file=sys.stderr)
+        print(f"checking {options.checked['name']} in real runs: a minute or so", file=sys.stderr)
     os.environ[DEVICE_VARIABLE] = options.device
-    card = scorecard_of(options.name, options.backend, options.replicas, dict(options.option))
+    card = scorecard_of(**options.checked, backend=options.backend, replicas=options.replicas)
     if options.json:
         print(json_page({"format": FORMAT, "scorecard": card.to_dict()}))
     else:
@@ -33,7 +33,7 @@ def conformance(options: argparse.Namespace) -> ExitCode:
 
 
 def scorecard_of(
-    name: str, backend: str | None, replicas: int, options: Mapping[str, Any]
+    name: str, options: Mapping[str, Any], *, backend: str | None, replicas: int
 ) -> Scorecard:
     """Scorecard of the backend or strategy `name`; with a `backend`, of the strategy on it.
 
@@ -44,7 +44,7 @@ def scorecard_of(
     if backend is None and split_backend(name)[0] in plugins.backends.names():
         if options:
             raise IsotrainError(
-                f"conformance: --option is for a strategy, and {name!r} is a backend; received"
+                f"conformance: options are for a strategy, and {name!r} is a backend; received"
                 f" {', '.join(options)}."
             )
         from isotrain.testing.backend import check_backend

@@ -27,7 +27,7 @@ def compare(
     steps: int = STEPS,
     reference: str | None = None,
     output: str | os.PathLike[str] | None = None,
-    resume: bool = False,
+    resume: str | os.PathLike[str] | None = None,
     against: str | os.PathLike[str] | None = None,
     margin: float = 0.0,
     interpreters: Mapping[str, str] | None = None,
@@ -56,7 +56,7 @@ def compare(
         reference: Name of the cell that losses and plans are compared with; left out: the first
             that finishes.
         output: New or empty folder for the results; left out: `comparisons/<name>-<time>`.
-        resume: Whether to continue the comparison stored in `output`.
+        resume: Folder of a comparison to continue; instead of `output`.
         against: Folder or file of an earlier comparison; fills `changes`.
         margin: Fraction by which throughput must fall below that in `against` to count as slower.
         interpreters: Path of the Python interpreter that has a backend, by backend.

@@ -109,11 +109,10 @@ class ComparisonEngine:
         )
 
     def _opened(self, request: CompareRequest) -> Path:
-        """Creates the output folder, or with `resume` takes over the runs stored in it."""
-        if not request.resume:
+        """Creates the output folder, or takes over the runs stored in that of `resume`."""
+        if request.resume is None:
             return store.new_folder(self._spec.name, request.output)
-        assert request.output is not None
-        folder = Path(request.output).resolve()
+        folder = Path(request.resume).resolve()
         stored = read_comparison(folder)
         store.check_same(stored, self.comparison, folder)
         spent = value(float, stored.settings.get("spent_s"), f"{folder}: settings.spent_s")
@@ -247,7 +246,9 @@ def _require_compared(interpreters: Iterable[str], backends: Collection[str]) ->
     for backend in interpreters:
         if backend not in backends:
             suggestion = did_you_mean(backend, backends)
-            raise PlanError(f"--python {backend}=...: that backend is not compared.{suggestion}")
+            raise PlanError(
+                f"--interpreter {backend}=...: that backend is not compared.{suggestion}"
+            )
 
 
 def _strategies(request: CompareRequest, spec: TrainingSpec) -> list[StrategyChoice]:

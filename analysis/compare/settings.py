@@ -34,7 +34,7 @@ class CompareRequest:
     steps: int = STEPS
     reference: str | None = None
     output: str | os.PathLike[str] | None = None
-    resume: bool = False
+    resume: str | os.PathLike[str] | None = None
     against: str | os.PathLike[str] | None = None
     margin: float = 0.0
     interpreters: Mapping[str, str] = field(default_factory=dict)
@@ -61,11 +61,11 @@ class CompareRequest:
                 )
         if not 0 <= self.margin < 1:
             raise PlanError(f"compare: expected a margin from 0 to below 1, got {self.margin}.")
-        if self.resume and self.output is None:
-            raise PlanError("--resume goes on with the comparison in a folder: add --output DIR.")
+        if self.resume is not None and self.output is not None:
+            raise PlanError("compare: --resume DIR writes to that folder: leave --output out.")
         if self.interpreters and self.launcher.name != LOCAL:
             raise PlanError(
-                f"compare: --python (interpreters= in Python): launcher {self.launcher.name!r} has every"
+                f"compare: --interpreter (interpreters= in Python): launcher {self.launcher.name!r} has every"
                 " rank run in one interpreter, this program's or that of its image. Leave one of the two out."
             )
 

@@ -38,7 +38,7 @@ def new_folder(name: str, folder: str | os.PathLike[str] | None) -> Path:
     except OSError as error:
         raise PlanError(f"the folder of the comparison cannot be made: {error}.") from error
     if taken:
-        hint = "go on with it by --resume, or " if (path / COMPARISON_FILE).exists() else ""
+        hint = f"go on with it by --resume {path}, or " if (path / COMPARISON_FILE).exists() else ""
         raise PlanError(f"--output {path}: the folder is not empty; {hint}choose another.")
     return path.resolve()
 
@@ -91,7 +91,7 @@ def check_same(stored: ComparisonRecord, wanted: ComparisonRecord, folder: Path)
         differing.append(f"cells were {', '.join(names)}")
     if differing:
         raise PlanError(
-            f"--resume: {folder} holds a comparison of something else: {'; '.join(differing)}. Ask"
+            f"--resume {folder}: it holds a comparison of something else: {'; '.join(differing)}. Ask"
             " for the same, or start a new comparison in another folder."
         )
 

@@ -41,7 +41,9 @@ def result(comparison: ComparisonRecord) -> str:
         parts.append(paragraph(f"All runs were {started}."))
     parts.append(paragraph(comparison.verdict.reason))
     if not comparison.finished:
-        parts.append(paragraph("This comparison is not finished: --resume goes on with it."))
+        parts.append(
+            paragraph("This comparison is not finished: --resume with its folder goes on with it.")
+        )
     return "\n".join(parts)
 
 

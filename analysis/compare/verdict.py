@@ -56,7 +56,7 @@ def _no_telling(first: Cell, tied: Sequence[Cell]) -> str:
         )
     listed = "; ".join(_figure(cell) for cell in (first, *tied))
     return (
-        f"Cannot tell which is fastest, their intervals overlap: {listed}. More runs (--repeat,"
+        f"Cannot tell which is fastest, their intervals overlap: {listed}. More runs (--repeats,"
         " --time-budget) may tell them apart."
     )
 

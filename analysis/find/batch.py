@@ -77,8 +77,8 @@ def find_batch(
     spec: SpecLike,
     *,
     backend: str | None = None,
-    first: int | None = None,
-    most: int | None = None,
+    first_batch: int | None = None,
+    largest_batch: int | None = None,
     steps: int = STEPS,
     on_trial: Callable[[BatchTrial], None] | None = None,
     **options: Unpack[ResumeOptions],
@@ -91,11 +91,11 @@ def find_batch(
     Args:
         spec: Training spec, as for `isotrain.run`.
         backend: Backend to train on, as for `run`.
-        first: First global batch size; left out: the spec's.
-        most: Largest global batch size to try; left out: the number of training samples.
+        first_batch: First global batch size; left out: the spec's.
+        largest_batch: Largest global batch size to try; left out: the number of training samples.
         steps: Number of steps of a trial.
         on_trial: Called with each trial when it is over.
-        **options: Options of `isotrain.run`, but `run_directory` and `resume`.
+        **options: Options of `isotrain.run`, but `output` and `resume`.
 
     Raises:
         SpecError: The spec is wrong.
@@ -105,10 +105,14 @@ def find_batch(
     require_known("find_batch", ResumeOptions, options)
     require_single_process("find_batch")
     checked = load_spec(spec)
-    if not (steps >= 1 and (first is None or first >= 1) and (most is None or most >= 1)):
+    if not (
+        steps >= 1
+        and (first_batch is None or first_batch >= 1)
+        and (largest_batch is None or largest_batch >= 1)
+    ):
         raise SpecError(
-            f"find_batch: expected first, most and steps of at least 1, received first={first},"
-            f" most={most}, steps={steps}."
+            "find_batch: expected first_batch, largest_batch and steps of at least 1, received"
+            f" first_batch={first_batch}, largest_batch={largest_batch}, steps={steps}."
         )
     trials: list[BatchTrial] = []
     samples: int | None = None
@@ -129,11 +133,11 @@ def find_batch(
             on_trial(trials[-1])
         return trials[-1].fits
 
-    size = first or checked.resolve_global_batch_size(options.get("replicas") or 1)
-    size = min(size, most or size)
+    size = first_batch or checked.resolve_global_batch_size(options.get("replicas") or 1)
+    size = min(size, largest_batch or size)
     low, high = 0, size
     while fits(high):
-        low, bound = high, min(most or high * 2, samples or high * 2)
+        low, bound = high, min(largest_batch or high * 2, samples or high * 2)
         if high >= bound:
             return BatchSearch(tuple(trials), samples)
         high = min(high * 2, bound)

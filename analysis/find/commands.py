@@ -21,7 +21,10 @@ def find(options: argparse.Namespace) -> None:
     Raises:
         PlanError: An option is of the other search.
     """
-    others = {"rate": ("first_batch", "most"), "batch": ("first_rate", "last_rate", "plot")}
+    others = {
+        "rate": ("first_batch", "largest_batch"),
+        "batch": ("first_rate", "last_rate", "output"),
+    }
     for name in others[options.what]:
         if getattr(options, name) is not None:
             raise PlanError(f"--{name.replace('_', '-')} is no option of `find {options.what}`.")
@@ -41,13 +44,13 @@ def _find_rate(options: argparse.Namespace) -> None:
         search = find_rate(
             read_spec_with_choices(options),
             backend=options.backend,
-            first=FIRST if options.first_rate is None else options.first_rate,
-            last=LAST if options.last_rate is None else options.last_rate,
+            first_rate=FIRST if options.first_rate is None else options.first_rate,
+            last_rate=LAST if options.last_rate is None else options.last_rate,
             steps=options.steps or STEPS,
             **_run_options(options),
         )
-    if options.plot is not None:
-        search.plot(options.plot)
+    if options.output is not None:
+        search.plot(options.output)
     print(json_page(search.to_dict()) if options.json else _rate_text(search))
 
 
@@ -65,8 +68,8 @@ def _find_batch(options: argparse.Namespace) -> None:
     search = find_batch(
         read_spec_with_choices(options),
         backend=options.backend,
-        first=options.first_batch,
-        most=options.most,
+        first_batch=options.first_batch,
+        largest_batch=options.largest_batch,
         steps=options.steps or BATCH_STEPS,
         on_trial=_show_trial,
         **_run_options(options),

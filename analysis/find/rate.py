@@ -32,8 +32,8 @@ def find_rate(
     spec: SpecLike,
     *,
     backend: str | None = None,
-    first: float = FIRST,
-    last: float = LAST,
+    first_rate: float = FIRST,
+    last_rate: float = LAST,
     steps: int = STEPS,
     **options: Unpack[ResumeOptions],
 ) -> RateSearch:
@@ -44,10 +44,10 @@ def find_rate(
     Args:
         spec: Training spec, as for `isotrain.run`; its rate and schedule are not used.
         backend: Backend to train on, as for `run`.
-        first: Learning rate of the first step.
-        last: Learning rate of the last step.
+        first_rate: Learning rate of the first step.
+        last_rate: Learning rate of the last step.
         steps: Number of steps.
-        **options: Options of `isotrain.run`, but `run_directory` and `resume`.
+        **options: Options of `isotrain.run`, but `output` and `resume`.
 
     Raises:
         SpecError: The spec is wrong or has updates or no data, or the rates do not rise.
@@ -56,10 +56,10 @@ def find_rate(
     """
     require_known("find_rate", ResumeOptions, options)
     require_single_process("find_rate")
-    if not (0 < first < last < math.inf and steps > 1):
+    if not (0 < first_rate < last_rate < math.inf and steps > 1):
         raise SpecError(
-            f"find_rate: expected 0 < first < last and 2 or more steps, received first={first},"
-            f" last={last}, steps={steps}."
+            "find_rate: expected 0 < first_rate < last_rate and 2 or more steps, received"
+            f" first_rate={first_rate}, last_rate={last_rate}, steps={steps}."
         )
     checked = load_spec(spec)
     if checked.updates:
@@ -69,7 +69,7 @@ def find_rate(
             " compare runs with several rates."
         )
     changed = trial_spec(checked, steps=steps, schedule="constant")
-    work = partial(_sweep, first=first, last=last, steps=steps)
+    work = partial(_sweep, first=first_rate, last=last_rate, steps=steps)
     found = launch_trial(work, changed, backend, options)
     smoothed = smoothed_losses(found["losses"])
     suggestion = steepest_rate(found["rates"], smoothed)

@@ -188,7 +188,7 @@ def missing(error: ImportError) -> IsotrainError:
     """The error for a missing package that the report needs."""
     return IsotrainError(
         f"the HTML report needs a package that is not installed ({error.name}): "
-        "`pip install 'isotrain[report]'`, then `isotrain report DIR` makes it from what is stored."
+        "`pip install 'isotrain[report]'`, then `isotrain report COMPARISON` makes it from what is stored."
     )
 
 

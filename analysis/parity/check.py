@@ -14,7 +14,7 @@ from isotrain.analysis.parity.records import PARITY_FILE, STAGES, NoiseRecord, R
 from isotrain.analysis.parity.result import Parity
 from isotrain.analysis.parity.run_trace import RunTrace, furthest_start, not_compared
 from isotrain.analysis.parity.targets import ParityTarget, parity_targets
-from isotrain.analysis.parity.trace_runner import Say, TraceRunner
+from isotrain.analysis.parity.trace_runner import OnProgress, TraceRunner
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
@@ -42,7 +42,7 @@ def parity(
     steps: int = DEFAULT_STEPS,
     map: MapLike | None = None,
     output: str | os.PathLike[str] | None = None,
-    say: Say | None = None,
+    on_progress: OnProgress | None = None,
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
 ) -> Parity:
@@ -60,7 +60,7 @@ def parity(
             last traced step is that one.
         map: Weight name map of native models, a mapping or a YAML or JSON file; see `docs/parity.md`.
         output: Folder for `parity.json` and the fingerprints of each run; left out: nothing is written.
-        say: Callback that receives one line of text before each run.
+        on_progress: Callback that receives one line of text before each run.
         launcher: Launcher that starts every run, as for `isotrain.run`.
         launcher_options: Options of the launcher, as for `isotrain.run`.
 
@@ -88,7 +88,7 @@ def parity(
         strategies=strategies or [loaded.strategy.name],
         launcher=launcher_choice,
     )
-    tracer = TraceRunner(host, targets[0], steps, read_maps(map), output, say)
+    tracer = TraceRunner(host, targets[0], steps, read_maps(map), output, on_progress)
     for target in targets:
         tracer.plan(target, target.spec)
     with tracer.running():

@@ -26,7 +26,7 @@ from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.weight_name_map import NameMap, map_of
 from isotrain.core.system.files import make_folder
 
-Say = Callable[[str], None]
+OnProgress = Callable[[str], None]
 _OUTPUT = "the output folder"
 NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONOUS_STEP)
 """Required capabilities; the synchronous step, because all optimizer state is compared."""
@@ -44,7 +44,7 @@ class TraceRunner:
         steps: int,
         maps: Mapping[str, NameMap],
         output: str | os.PathLike[str] | None,
-        say: Say | None,
+        on_progress: OnProgress | None,
     ) -> None:
         """Stores the settings of the runs; starts nothing. Without `output` no results are kept."""
         self._host = host
@@ -52,7 +52,7 @@ class TraceRunner:
         self._count = steps
         self._maps = maps
         self._output = None if output is None else Path(output)
-        self._say = say or (lambda line: None)
+        self._on_progress = on_progress or (lambda line: None)
         self._initial: str | None = None
         self._launched = 0
         self._failed = False
@@ -121,7 +121,7 @@ class TraceRunner:
         """
         self._launched += 1
         label = f"{target.name}{f' ({note})' if note else ''}"
-        self._say(f"run {self._launched}: {label}")
+        self._on_progress(f"run {self._launched}: {label}")
         plan = self.plan(target, spec)
         folder = self._folder / str(self._launched)
         folder.mkdir()

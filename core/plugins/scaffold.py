@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -27,12 +28,14 @@ _TARGETS = {
 """Template file to target path, relative to the new package; other templates are modules of the package."""
 
 
-def make_plugin(name: str, directory: Path, kind: str = "strategy") -> Path:
+def make_plugin(
+    name: str, output: str | os.PathLike[str] | None = None, kind: str = "strategy"
+) -> Path:
     """Creates a package with one plugin.
 
     Args:
         name: Name of the plugin: lower-case letters and digits, joined by hyphens.
-        directory: Parent of the package's folder, `isotrain-NAME`.
+        output: Folder of the package; left out: `isotrain-NAME`.
         kind: Kind of plugin, a key of `REGISTRIES`.
 
     Returns:
@@ -53,7 +56,7 @@ def make_plugin(name: str, directory: Path, kind: str = "strategy") -> Path:
         raise PluginError(
             f"new-plugin: the {kind} {name!r} is already registered. Choose another name."
         )
-    folder = directory.expanduser() / f"isotrain-{name}"
+    folder = Path(output or f"isotrain-{name}").expanduser()
     templates = resources.files("isotrain.core.plugins") / "template"
     values = _template_values(name, kind)
     try:
@@ -66,7 +69,7 @@ def make_plugin(name: str, directory: Path, kind: str = "strategy") -> Path:
             (folder / target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise PluginError(
-            f"new-plugin: {folder} cannot be created: {error}. Choose another folder with --directory."
+            f"new-plugin: {folder} cannot be created: {error}. Choose another folder with --output."
         ) from error
     return folder
 

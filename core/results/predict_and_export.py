@@ -184,7 +184,7 @@ def evaluate(
 
 def export(
     run: RunLike,
-    target: str | os.PathLike[str],
+    output: str | os.PathLike[str],
     *,
     to: ExportForm | None = None,
     spec: SpecLike | None = None,
@@ -198,8 +198,8 @@ def export(
 
     Args:
         run: `RunResult`, directory of a run, or checkpoint; see `RunLike`.
-        target: Path of the file to write, for `saved-model` of the folder; replaced if it exists.
-        to: Export form; see `ExportForm`. That of the target's suffix when left out.
+        output: Path of the file to write, for `saved-model` of the folder; replaced if it exists.
+        to: Export form; see `ExportForm`. Left out: the one of the output's suffix.
         spec: Spec of the run, or directory of the run; needed as for `predict`.
         data: Samples with the shapes and dtypes of the inputs, for a native model exported to ONNX or a
             SavedModel; the run's training data when left out.
@@ -208,16 +208,16 @@ def export(
         exclude: Patterns of the names of weights not to write.
 
     Returns:
-        Path of the target; on ranks above 0 it may not be written yet.
+        Path of the output; on ranks above 0 it may not be written yet.
 
     Raises:
-        IsotrainError: The run has no weights, or the target cannot be written.
+        IsotrainError: The run has no weights, or the output cannot be written.
         SpecError: The patterns select no weight.
         UnsupportedError: The model does not have that form, no installed backend writes it, or it cannot
             have a part of the weights.
         RunFailedError: The worker process failed; the message says on which host and why.
     """
-    path, cluster_info = Path(target), detect_cluster_info()
+    path, cluster_info = Path(output), detect_cluster_info()
     if cluster_info is not None and cluster_info.rank:
         return path
     trained = TrainedModel.of(run, spec)

@@ -110,7 +110,7 @@ class RunResult(_StoredResult):
 
     def export(
         self,
-        target: str | os.PathLike[str],
+        output: str | os.PathLike[str],
         *,
         to: ExportForm | None = None,
         spec: SpecLike | None = None,
@@ -121,7 +121,7 @@ class RunResult(_StoredResult):
         """Exports the trained model to another format; see `isotrain.export`."""
         from isotrain.core.results.predict_and_export import export
 
-        return export(self, target, to=to, spec=spec, data=data, include=include, exclude=exclude)
+        return export(self, output, to=to, spec=spec, data=data, include=include, exclude=exclude)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values, without history and weights."""
@@ -129,14 +129,14 @@ class RunResult(_StoredResult):
         return {"format": FORMAT, **plain, "run_directory": str(self.run_directory)}
 
 
-def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
-    """Reads the result of a finished run from its directory.
+def read_result(run: str | os.PathLike[str]) -> RunResult:
+    """Reads the result of a finished run from its run directory.
 
     Raises:
         IsotrainError: There is no result, since the run has not finished or was one of `isotrain.launch`;
             or its format is not supported.
     """
-    path = Path(run_directory) / RESULT_FILE
+    path = Path(run) / RESULT_FILE
     try:
         plain = read_json(path)
     except FileNotFoundError as error:
@@ -150,7 +150,7 @@ def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
             f"{path}: expected an object with `format` {FORMAT}, received {format_number!r:.60}. Read it with"
             " the isotrain that wrote it, which versions.json beside it names."
         )
-    return result_from_dict(plain, Path(run_directory), str(path))
+    return result_from_dict(plain, Path(run), str(path))
 
 
 def result_from_dict(

@@ -42,7 +42,9 @@ spec = isotrain.TrainingSpec(
 )
 
 if __name__ == "__main__":
-    search = isotrain.find_rate(spec, backend="torch-ddp", replicas=2, first=1e-3, last=100)
+    search = isotrain.find_rate(
+        spec, backend="torch-ddp", replicas=2, first_rate=1e-3, last_rate=100
+    )
     print(f"optimizer.lr: {search.lr}")
     found = spec.replace(optimizer={"name": "sgd", "lr": search.lr or 0.125})
     isotrain.run(found, backend="torch-ddp", replicas=2)

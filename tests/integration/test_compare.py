@@ -71,7 +71,7 @@ SPEC = {
     "global_batch_size": 8,
     "epochs": 3,
 }
-QUICK = ("--repeat", "1", "--run-limit", "0.5s")
+QUICK = ("--repeats", "1", "--run-limit", "0.5s")
 ARGUMENTS = (
     *("--plugin=isotrain.testing.reference", "--backend=reference", "--backend=tf-mirrored"),
     "--backend=torch-ddp:nccl",  # only planned
@@ -211,7 +211,7 @@ def test_a_regression_ends_with_a_code_of_its_own(found: tuple[Comparison, Path,
             for repeat in cell["repeats"]:
                 repeat["block_samples"] = [1000 * count for count in repeat["block_samples"]]
     (folder / "old.json").write_text(json.dumps(old))
-    arguments = (*ARGUMENTS, "--output=again", "--resume", "--against=old.json")  # nothing is run
+    arguments = (*ARGUMENTS, "--resume=again", "--against=old.json")  # nothing is run
     code, output, errors = compared(*arguments, "--fail-if-slower=5%", folder=folder)
     assert code == 5, errors
     assert [line.split("|")[1].strip() for line in output.splitlines() if "SLOWER" in line] == [
@@ -234,8 +234,8 @@ def test_an_interrupted_comparison_resumes(tmp_path: Path) -> None:
     spec = {**SPEC, "data": "small.py:waiting"}
     (tmp_path / "small.json").write_text(json.dumps(spec))
     arguments = ["--plugin=isotrain.testing.reference", "--backend=reference", *QUICK[2:]]
-    arguments += ["--repeat", "2", "--output", "out"]
-    process = started([*arguments, "--json"], tmp_path)
+    arguments += ["--repeats", "2"]
+    process = started([*arguments, "--output", "out", "--json"], tmp_path)
     kept = tmp_path / "out" / "comparison.json"
     while process.poll() is None:
         if kept.exists() and read_comparison(kept).cells[0].repeats:
@@ -255,11 +255,11 @@ def test_an_interrupted_comparison_resumes(tmp_path: Path) -> None:
 
     (tmp_path / "wait").unlink()
     (tmp_path / "small.json").write_text(json.dumps({**spec, "global_batch_size": 4}))
-    code, _, errors = compared(*arguments, "--resume", folder=tmp_path)
+    code, _, errors = compared(*arguments, "--resume", "out", folder=tmp_path)
     assert code == 2
     assert "spec.global_batch_size was 8, now 4" in errors
     (tmp_path / "small.json").write_text(json.dumps(spec))
-    code, _, errors = compared(*arguments, "--resume", folder=tmp_path)
+    code, _, errors = compared(*arguments, "--resume", "out", folder=tmp_path)
     assert code == 0, errors
     comparison = read_comparison(tmp_path / "out")
     first, second = comparison.cells[0].repeats
@@ -288,7 +288,7 @@ def test_a_backend_runs_in_its_own_interpreter(tmp_path: Path, bare_python: str)
     check = "import importlib.util as u; assert not any(map(u.find_spec, ('torch', 'keras')))"
     subprocess.run([bare_python, "-c", check], check=True, env=environment)
     arguments = ["--backend=torch-ddp", "--backend=tf-mirrored", *QUICK, "--output", "out"]
-    arguments += ["--python", f"torch-ddp={sys.executable}"]
+    arguments += ["--interpreter", f"torch-ddp={sys.executable}"]
     process = started(arguments, tmp_path, bare_python)
     _, errors = process.communicate(timeout=250)
     assert process.returncode == 1, errors

@@ -92,8 +92,8 @@ def test_the_rate_rises_until_the_loss_diverges(
         spec(scaling={"rule": "linear", "base_batch_size": 2}),
         backend="reference",
         replicas=2,
-        first=1e-3,
-        last=1e6,
+        first_rate=1e-3,
+        last_rate=1e6,
         steps=40,
     )
     assert len(search.rates) == len(search.losses) < 40
@@ -111,7 +111,7 @@ def test_the_rate_rises_until_the_loss_diverges(
 @pytest.mark.parametrize("transform", [out_of_memory, killed])
 def test_the_largest_batch_is_found_although_processes_die(transform: Any) -> None:
     search = isotrain.find_batch(
-        spec(transform=transform), backend="reference", replicas=2, first=2, steps=1
+        spec(transform=transform), backend="reference", replicas=2, first_batch=2, steps=1
     )
     sizes = [(each.global_batch_size, each.fits) for each in search.trials]
     assert sizes == [(2, True), (4, True), (8, True), (12, False), (10, True), (11, False)]
@@ -120,7 +120,7 @@ def test_the_largest_batch_is_found_although_processes_die(transform: Any) -> No
 
 
 def test_a_search_ends_at_the_largest_batch_to_try() -> None:
-    search = isotrain.find_batch(spec(), backend="reference", first=2, most=6)
+    search = isotrain.find_batch(spec(), backend="reference", first_batch=2, largest_batch=6)
     assert [each.global_batch_size for each in search.trials] == [2, 4, 6]
     assert search.fastest in (2, 4, 6)
 
@@ -131,10 +131,12 @@ def test_other_failures_end_the_search() -> None:
 
 
 def test_wrong_bounds_are_refused() -> None:
-    with pytest.raises(isotrain.SpecError, match="find_rate: expected 0 < first < last"):
-        isotrain.find_rate(spec(), backend="reference", first=1.0, last=0.5)
-    with pytest.raises(isotrain.SpecError, match="find_batch: expected first, most and steps"):
-        isotrain.find_batch(spec(), backend="reference", first=0)
+    with pytest.raises(isotrain.SpecError, match="find_rate: expected 0 < first_rate < last_rate"):
+        isotrain.find_rate(spec(), backend="reference", first_rate=1.0, last_rate=0.5)
+    with pytest.raises(
+        isotrain.SpecError, match="find_batch: expected first_batch, largest_batch and steps"
+    ):
+        isotrain.find_batch(spec(), backend="reference", first_batch=0)
 
 
 def test_processes_of_a_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,5 +162,5 @@ def test_the_commands(
     assert "the smoothed loss falls" in capsys.readouterr().out
     assert main(["find", "batch", *common, "--most", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["largest"] == 8
-    assert main(["find", "batch", *common, "--plot", "rates.png"]) != 0
-    assert "--plot is no option of `find batch`" in capsys.readouterr().err
+    assert main(["find", "batch", *common, "--output", "rates.png"]) != 0
+    assert "--output is no option of `find batch`" in capsys.readouterr().err

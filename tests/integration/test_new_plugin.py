@@ -173,7 +173,17 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
     assert losses[run[3]] < 1
     assert losses == pytest.approx(dict.fromkeys(losses, losses[run[3]]), rel=1e-4)
     del compare[6:12]
-    options = ("--steps", "24", "--repeat", "1", "--run-limit", "0.1s", "--output", "all", "--json")
+    options = [
+        "--steps",
+        "24",
+        "--repeats",
+        "1",
+        "--run-limit",
+        "0.1s",
+        "--output",
+        "all",
+        "--json",
+    ]
     cells = json.loads(told(*compare, "--set", "epochs=12", *options))["cells"]
     assert [(cell["backend"], cell["status"]) for cell in cells] == [
         (each, "finished") for each in ("torch-ddp", "tf-mirrored")
@@ -184,7 +194,7 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
 
 def test_the_page_has_the_code_of_a_new_backend(tmp_path: Path) -> None:
     """It has every required method, and what it imports is there; its own tests pass, see above."""
-    folder = make_plugin("abacus", tmp_path, "backend")
+    folder = make_plugin("abacus", tmp_path / "abacus", "backend")
     page = (ROOT / "docs" / "first-backend.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     modules = [folder / "isotrain_abacus" / name for name in ("adapter.py", "group.py")]
@@ -218,10 +228,10 @@ def test_a_name_that_cannot_be_one_is_refused(name: str, tmp_path: Path) -> None
 
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
-    folder = make_plugin("tidy", tmp_path)
+    folder = make_plugin("tidy", tmp_path / "tidy")
     (folder / "README.md").write_text("mine")
     with pytest.raises(PluginError, match="cannot be created"):
-        make_plugin("tidy", tmp_path, "launcher")
+        make_plugin("tidy", tmp_path / "tidy", "launcher")
     assert (folder / "README.md").read_text() == "mine"
 
 

@@ -349,7 +349,7 @@ def test_the_clock_of_another_host_does_not_count(
 def test_options_that_exclude_a_launcher_are_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(isotrain.PlanError, match=r"--python .*launcher 'wrapper'"):
+    with pytest.raises(isotrain.PlanError, match=r"--interpreter .*launcher 'wrapper'"):
         isotrain.compare(SPEC, interpreters={"reference": sys.executable}, launcher="wrapper")
     with pytest.raises(isotrain.IsotrainError, match="unknown launcher 'wrappe'"):
         isotrain.compare(SPEC, backends=["reference"], launcher="wrappe")

@@ -113,7 +113,7 @@ def test_backends_are_compared_and_traced_by_a_launcher(bed: TwoHostCluster) -> 
     _, spec, *rest = driven.command()[1:]
     launcher = rest[rest.index("--launcher") :]
     asked = ["isotrain", "compare", spec, "--backend", "reference", *launcher]
-    quick = ("--repeat", "1", "--run-limit", "0.05s", "--steps", "3", "--quiet", "--json")
+    quick = ("--repeats", "1", "--run-limit", "0.05s", "--steps", "3", "--quiet", "--json")
     done = driven.host.run([*asked, *quick, "--output", driven.folder], bed.slurm.variables)
     assert done.returncode == 0, done.stdout
     (cell,) = json.loads(done.stdout[done.stdout.index("{") :])["cells"]

@@ -115,7 +115,7 @@ def available_backends(
     if not names:
         raise PlanError(
             "compare: no backend can be used here; `isotrain doctor` tells why. Install one, or name"
-            " an interpreter that has one with --python BACKEND=PATH."
+            " an interpreter that has one with --interpreter BACKEND=PATH."
         )
     return names
 

@@ -55,7 +55,7 @@ class Runner:
         for backend, python in interpreters.items():
             if not os.access(python, os.X_OK) or os.path.isdir(python):
                 raise PlanError(
-                    f"--python {backend}={python}: there is no program of that path. Expected"
+                    f"--interpreter {backend}={python}: there is no program of that path. Expected"
                     " the interpreter of another environment, such as /home/me/env/bin/python."
                 )
         self._interpreters = dict(interpreters)

@@ -42,14 +42,14 @@ def _show(options: argparse.Namespace) -> None:
     from isotrain.core.checkpoints.folder import checkpoint_at
     from isotrain.core.checkpoints.inspect import describe_checkpoint
 
-    _print(describe_checkpoint(checkpoint_at(options.path)), options.json, "contents")
+    _print(describe_checkpoint(checkpoint_at(options.run)), options.json, "contents")
 
 
 def _diff(options: argparse.Namespace) -> ExitCode:
     from isotrain.core.checkpoints.diff import diff_checkpoints
     from isotrain.core.checkpoints.folder import checkpoint_at
 
-    first, second = (checkpoint_at(path) for path in (options.path, options.other))
+    first, second = (checkpoint_at(path) for path in (options.run, options.other))
     diff = diff_checkpoints(first, second)
     checkpoints = [{"location": side.location, "step": side.step} for side in (first, second)]
     _print({"checkpoints": checkpoints, **diff.to_dict()}, options.json, "differences")
@@ -61,7 +61,7 @@ def _verify(options: argparse.Namespace) -> ExitCode:
 
     checkpoints = [
         {"location": location, "sound": fault is None, "fault": fault}
-        for path in options.paths
+        for path in options.runs
         for location, fault in verify_checkpoints(path)
     ]
     _print({"checkpoints": checkpoints}, options.json, "verified")
@@ -78,7 +78,7 @@ def _export(options: argparse.Namespace) -> None:
 def _prune(options: argparse.Namespace) -> None:
     from isotrain.core.checkpoints.folder import folder_at
 
-    folder = folder_at(options.folder)
+    folder = folder_at(options.run)
     if folder.newest() is None:
         raise CheckpointError(f"{folder.location}: there is no complete checkpoint.")
     removed = folder.prune(keep_last=options.keep_last)
@@ -122,27 +122,23 @@ def add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
 
 def _add_show_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "path", type=run_location, metavar="PATH", help=f"{_PATHS}: the newest in it"
+        "run", type=run_location, metavar="RUN", help=f"{_PATHS}: the newest in it"
     )
 
 
 def _add_diff_arguments(command: argparse.ArgumentParser) -> None:
     _add_show_arguments(command)
-    command.add_argument(
-        "other", type=run_location, metavar="OTHER", help="the checkpoint to compare with"
-    )
+    command.add_argument("other", type=run_location, metavar="RUN", help="what to compare it with")
 
 
 def _add_verify_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "paths", type=run_location, nargs="+", metavar="PATH", help=f"{_PATHS}: all in it"
+        "runs", type=run_location, nargs="+", metavar="RUN", help=f"{_PATHS}: all in it"
     )
 
 
 def _add_prune_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "folder", type=run_location, metavar="FOLDER", help=_PATHS.partition("; or ")[2]
-    )
+    command.add_argument("run", type=run_location, metavar="RUN", help=_PATHS.partition("; or ")[2])
     command.add_argument(
         "--keep-last",
         type=positive_int,

@@ -9,6 +9,7 @@ from isotrain.core.cli.argument_types import name_with_options, positive_int, po
 from isotrain.core.cli.command import Command
 from isotrain.core.cli.common_options import add_launcher_arguments, add_spec_arguments
 
+_COMPARISON_HELP = "its folder or JSON file"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -33,7 +34,7 @@ def _add_cells_arguments(command: argparse.ArgumentParser) -> None:
         "-n",
         "--replicas",
         type=positive_ints,
-        metavar="N,N",
+        metavar="N,...",
         help="numbers of replicas to measure each backend with, such as 1,2,4 (default: 1; with --launcher,"
         " as many as its hosts have slots)",
     )
@@ -46,7 +47,7 @@ def _add_cells_arguments(command: argparse.ArgumentParser) -> None:
         " the spec's)",
     )
     add(
-        "--python",
+        "--interpreter",
         action="append",
         type=_interpreter,
         default=[],
@@ -60,7 +61,7 @@ def _add_measuring_arguments(command: argparse.ArgumentParser) -> None:
     """Arguments that say how often and how long to measure."""
     add = command.add_argument
     add(
-        "--repeat",
+        "--repeats",
         type=positive_int,
         metavar="N",
         help="runs per cell; a cell is a backend with a number of replicas and a strategy (default: 3)",
@@ -100,23 +101,29 @@ def _add_results_arguments(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="new or empty folder for the results (default: comparisons/NAME-TIME)",
     )
-    add("--resume", action="store_true", help="continue the comparison in --output")
+    add(
+        "--resume",
+        metavar="DIR",
+        help="continue the comparison in this folder, which must be of the same spec; instead of --output",
+    )
     add(
         "--against",
-        metavar="OLD",
-        help="show changes since an earlier comparison: its folder or JSON file",
+        metavar="COMPARISON",
+        help=f"show changes since an earlier comparison: {_COMPARISON_HELP}",
     )
     add(
         "--fail-if-slower",
         type=_fraction,
-        metavar="P",
+        metavar="FRACTION",
         help="end with exit code 5 if a cell is slower than in --against by this much, such as 5%%",
     )
     add("-q", "--quiet", action="store_true", help="print nothing but the result")
 
 
 def _add_report_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", metavar="DIR", help="folder that compare wrote to")
+    command.add_argument(
+        "comparison", metavar="COMPARISON", help=f"the comparison: {_COMPARISON_HELP}"
+    )
 
 
 def _duration(text: str) -> float:
@@ -159,10 +166,10 @@ COMPARE = Command(
 examples:
   isotrain compare digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,2
   isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today
-  isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today --resume
+  isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --resume today
   isotrain compare digits.yaml --backend torch-ddp --against before --fail-if-slower 5%
   isotrain compare digits.yaml --backend torch-ddp --backend tf-multiworker:ring \\
-      --python tf-multiworker=/home/me/tensorflow/bin/python""",
+      --interpreter tf-multiworker=/home/me/tensorflow/bin/python""",
     add_arguments=_add_compare_arguments,
     module="isotrain.analysis.commands",
 )

@@ -68,7 +68,7 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
         "-n",
         "--replicas",
         type=positive_ints,
-        metavar="N,N",
+        metavar="N,...",
         help="numbers of replicas to run each backend with; the first is the reference's (default: 1; with"
         " --launcher as many as its hosts have slots)",
     )

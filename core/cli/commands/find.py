@@ -29,7 +29,9 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
         "--last-rate", type=float, metavar="RATE", help="rate of the last step (default: 10)"
     )
     command.add_argument(
-        "--plot", metavar="FILE", help="write a plot of the losses over the rates, as .png or .svg"
+        "--output",
+        metavar="FILE",
+        help="file for a plot of the losses over the rates: .png or .svg",
     )
     command.add_argument(
         "--first-batch",
@@ -38,7 +40,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
         help="first global batch size (default: the spec's)",
     )
     command.add_argument(
-        "--most",
+        "--largest-batch",
         type=positive_int,
         metavar="N",
         help="largest global batch size to try (default: the number of training samples)",
@@ -53,8 +55,8 @@ FIND = Command(
     "memory runs out, then bisects; each trial has processes of its own.",
     """\
 examples:
-  isotrain find rate digits.yaml --backend torch-ddp --plot rates.png
-  isotrain find batch digits.yaml --backend torch-ddp --replicas 2 --most 4096""",
+  isotrain find rate digits.yaml --backend torch-ddp --output rates.png
+  isotrain find batch digits.yaml --backend torch-ddp --replicas 2 --largest-batch 4096""",
     add_arguments=_add_arguments,
     module="isotrain.analysis.find.commands",
 )

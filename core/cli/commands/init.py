@@ -84,7 +84,7 @@ def _texts(kind: str) -> dict[str, str]:
 
 def _add_init_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "folder", metavar="FOLDER", nargs="?", default=".", help="where to write (default: here)"
+        "folder", metavar="DIR", nargs="?", default=".", help="where to write (default: here)"
     )
 
 

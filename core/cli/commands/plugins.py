@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from isotrain.core.cli.argument_types import int_from_two, option
+from isotrain.core.cli.argument_types import int_from_two, name_with_options
 from isotrain.core.cli.command import Command
 from isotrain.core.json_format import FORMAT, json_page
 
@@ -14,7 +13,7 @@ def new_plugin(options: argparse.Namespace) -> None:
     """Creates the package of a new plugin."""
     from isotrain.core.plugins.scaffold import make_plugin
 
-    folder = make_plugin(options.name, Path(options.directory), options.kind)
+    folder = make_plugin(options.name, options.output, options.kind)
     if options.json:
         print(json_page({"format": FORMAT, "kind": options.kind, "folder": str(folder)}))
         return
@@ -23,7 +22,10 @@ def new_plugin(options: argparse.Namespace) -> None:
 
 def _add_conformance_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "name", metavar="NAME", help="name of a backend (NAME[:COLLECTIVE]) or of a strategy"
+        "checked",
+        type=name_with_options,
+        metavar="NAME[,OPTION=VALUE...]",
+        help="a backend, NAME[:COLLECTIVE]; or a strategy, such as compressed,method=fp16",
     )
     command.add_argument(
         "-b",
@@ -46,14 +48,6 @@ def _add_conformance_arguments(command: argparse.ArgumentParser) -> None:
         help="device of the checked runs; with gpu and a collective such as torch-ddp:gloo, several replicas"
         " may share one GPU (default: auto)",
     )
-    command.add_argument(
-        "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the strategy, such as method=fp16 of compressed; may be repeated",
-    )
 
 
 def _add_new_plugin_arguments(command: argparse.ArgumentParser) -> None:
@@ -67,10 +61,9 @@ def _add_new_plugin_arguments(command: argparse.ArgumentParser) -> None:
         help="what the plugin adds: strategy, backend, launcher or logger (default: strategy)",
     )
     command.add_argument(
-        "--directory",
-        default=".",
+        "--output",
         metavar="DIR",
-        help="where to create the folder isotrain-NAME (default: here)",
+        help="folder to create (default: isotrain-NAME)",
     )
 
 
@@ -83,7 +76,7 @@ CONFORMANCE = Command(
 examples:
   isotrain conformance my-backend
   isotrain conformance my-backend:gloo --replicas 3
-  isotrain conformance my-strategy --backend torch-ddp --option every=4
+  isotrain conformance my-strategy,every=4 --backend torch-ddp
   isotrain conformance my-strategy --json > card.json""",
     add_arguments=_add_conformance_arguments,
     module="isotrain.testing.commands",
@@ -96,7 +89,7 @@ NEW_PLUGIN = Command(
     """\
 examples:
   isotrain new-plugin elastic-averaging
-  isotrain new-plugin my-cluster --kind launcher --directory ~/work""",
+  isotrain new-plugin my-cluster --kind launcher --output ~/my-cluster""",
     add_arguments=_add_new_plugin_arguments,
     module=__name__,
 )

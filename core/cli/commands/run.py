@@ -249,7 +249,7 @@ def _add_supervision_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--port",
         type=port,
-        metavar="P",
+        metavar="PORT",
         help="use this port and those after it, one per process (default: free ports)",
     )
     command.add_argument(

@@ -71,7 +71,7 @@ def _raise_no_log(folder: Path, rank: int) -> None:
 def _add_runs_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "folder",
-        metavar="FOLDER",
+        metavar="DIR",
         nargs="?",
         help="folder of run directories, or one of them (default: ISOTRAIN_RUNS, else runs)",
     )

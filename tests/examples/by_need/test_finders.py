@@ -52,7 +52,7 @@ def _plain(session: isotrain.Session) -> list[float]:
 def test_losses_of_the_rate_search_are_those_of_a_plain_loop(backend: str, replicas: int) -> None:
     spec = load("rate_finder").spec.replace(precision="float64")
     search = isotrain.find_rate(
-        spec, backend=backend, replicas=replicas, first=FIRST, last=LAST, steps=STEPS
+        spec, backend=backend, replicas=replicas, first_rate=FIRST, last_rate=LAST, steps=STEPS
     )
     assert len(search.losses) > STEPS / 2
     expected = plain_losses()[: len(search.losses)]

@@ -48,7 +48,7 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
         ({"repeats": 0}, "repeats"),
         ({"time_budget": 0.0}, "time budget"),
         ({"margin": 1.5}, "margin"),
-        ({"resume": True}, "--output"),
+        ({"resume": "one", "output": "two"}, "--output"),
     ],
 )
 def test_wrong_requests_are_refused(fields: dict[str, Any], told: str) -> None:
@@ -67,11 +67,11 @@ def test_arguments_have_readable_forms() -> None:
     assert read("--time-budget", "1h30m").time_budget == 5400
     assert read("--time-budget", "90").time_budget == 90
     assert read("--fail-if-slower", "5%").fail_if_slower == pytest.approx(0.05)
-    assert read("--python", "a=/x=y").python == [("a", "/x=y")]
+    assert read("--interpreter", "a=/x=y").interpreter == [("a", "/x=y")]
     for wrong in (
         ("--time-budget", "soon"),
         ("--fail-if-slower", "200%"),
-        ("--python", "/x"),
+        ("--interpreter", "/x"),
         ("--replicas", "1,b"),
     ):
         with pytest.raises(argparse.ArgumentError, match="expected"):

@@ -174,8 +174,8 @@ def test_exit_codes_are_documented() -> None:
         ),
         (["run", "small.json", "--backends", "torch-ddp"], "Did you mean '--backend'?"),
         (
-            ["compare", "small.json", "--repeats=3"],
-            "unknown option '--repeats'. Did you mean '--repeat'",
+            ["compare", "small.json", "--repeat=3"],
+            "unknown option '--repeat'. Did you mean '--repeats'",
         ),
         (["check", "small.json", "--replica-counts", "1"], "Did you mean '--replicas'?"),
         (["run", "small.json", "--epochs", "3"], "with --set epochs=VALUE"),
@@ -192,7 +192,7 @@ def test_exit_codes_are_documented() -> None:
         (["doctor", "--launcher", "mpi", "--backend", "no-such"], "leave out --backend"),
         (["doctor", "--launcher-option", "a=1"], "needs --launcher NAME too"),
         (
-            ["compare", "small.json", "--python", f"torch-dpp={sys.executable}"],
+            ["compare", "small.json", "--interpreter", f"torch-dpp={sys.executable}"],
             "Did you mean 'torch-ddp'?",
         ),
         (["run", "small.json", "--backend", "torch-ddp", "--replicas", "0"], "at least 1"),
@@ -208,9 +208,9 @@ def test_exit_codes_are_documented() -> None:
         (["compare", "small.json", "--backend", "torch-dp"], "Did you mean 'torch-ddp'?"),
         (["compare", "small.json", "--strategy", "none"], "data-parallel"),
         (["compare", "small.json", "--reference", "torch-ddp"], "torch-ddp@1"),
-        (["compare", "small.json", "--resume"], "--output"),
+        (["compare", "small.json", "--resume", "a", "--output", "b"], "--output"),
         (["compare", "small.json", "--fail-if-slower", "5%"], "--against"),
-        (["compare", "small.json", "--python", "torch-ddp=/nowhere"], "no program"),
+        (["compare", "small.json", "--interpreter", "torch-ddp=/nowhere"], "no program"),
         (["report", "nowhere"], "no comparison"),
         (["run", "small.json", "--backend", "torch-ddp", "--strategy", "gosip"], "mean 'gossip'"),
         (["run", "small.json", "--backend", "torch-ddp", "--strategy", "=4"], "NAME[,OPTION=VALUE"),
@@ -286,7 +286,7 @@ def test_an_error_is_the_last_line_of_json(folder: Path) -> None:
         ("plan", []),
         ("check", []),
         pytest.param("parity", ["--replicas", "1,2", "--steps", "2"], marks=pytest.mark.slow),
-        pytest.param("compare", ["--repeat", "1", "--run-limit", "0.5s"], marks=pytest.mark.slow),
+        pytest.param("compare", ["--repeats", "1", "--run-limit", "0.5s"], marks=pytest.mark.slow),
     ],
 )
 def test_every_command_takes_a_spec_of_a_script(

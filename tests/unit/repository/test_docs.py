@@ -224,7 +224,7 @@ def test_commands_are_found() -> None:
     pages = [page.read_text(encoding="utf-8") for page in SHOWING]
     assert sum(len(commands(BLOCK, text)) for text in pages) >= 20
     assert sum(len(commands(MENTION, text)) for text in pages) >= 20
-    assert "Did you mean '--repeat'" in wrong_with("compare digits.yaml --repeats 3")
+    assert "Did you mean '--repeats'" in wrong_with("compare digits.yaml --repeat 3")
 
 
 def test_documented_time_limits_are_those_of_the_code() -> None:

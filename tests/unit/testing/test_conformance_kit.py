@@ -236,12 +236,12 @@ def test_a_strategy_without_a_backend_is_told_why() -> None:
 
 def test_an_unknown_name_lists_the_available_ones() -> None:
     with pytest.raises(IsotrainError, match=r"unknown backend or strategy 'data-paralel'.*Did you"):
-        commands.scorecard_of("data-paralel", None, 2, {})
+        commands.scorecard_of("data-paralel", {}, backend=None, replicas=2)
 
 
 def test_options_of_a_backend_are_refused() -> None:
     with pytest.raises(IsotrainError, match=r"'torch-ddp' is a backend; received method"):
-        commands.scorecard_of("torch-ddp", None, 2, {"method": "fp16"})
+        commands.scorecard_of("torch-ddp", {"method": "fp16"}, backend=None, replicas=2)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_options_of_a_backend_are_refused() -> None:
             ("strategy", "x", {"backend": "torch-ddp", "replicas": 3, "options": {}}),
         ),
         (
-            ["compressed", "--option", "method=topk", "--option", "ratio=0.5"],
+            ["compressed,method=topk,ratio=0.5"],
             (
                 "strategy",
                 "compressed",
