@@ -31,13 +31,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get
 FORK_SERVERS.capacity = 24  # each framework, portable and native, and small ones by variables
 _PRELOADED_WITH: dict[str, tuple[str, ...]] = {}
 if find_spec("horovod") is not None:  # a fork server of a framework serves all of its backends
-    horovod = "isotrain.adapters.horovod"
-    torch_comm = ("isotrain.adapters.torch.comm.ddp", f"{horovod}.torch_comm")
+    adapters = "isotrain.adapters"
     _PRELOADED_WITH = {
-        "isotrain.adapters.torch.replica.replica_group": (f"{horovod}.torch_adapter", *torch_comm),
-        "isotrain.adapters.tensorflow.replica.replica_group": (
-            f"{horovod}.tf_adapter",
-            f"{horovod}.tf_comm",
+        f"{adapters}.torch.replica.replica_group": (
+            *(f"{adapters}.torch.adapter", f"{adapters}.torch.comm.ddp"),
+            *(f"{adapters}.horovod.torch_adapter", f"{adapters}.horovod.torch_comm"),
+        ),
+        f"{adapters}.tensorflow.replica.replica_group": (
+            *(f"{adapters}.tensorflow.adapter", f"{adapters}.tensorflow.comm.tf_distribute"),
+            *(f"{adapters}.horovod.tf_adapter", f"{adapters}.horovod.tf_comm"),
         ),
     }
 share_fork_servers(

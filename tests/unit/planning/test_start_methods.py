@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import StartMethod
 from isotrain.core.errors import PlanError
+from isotrain.core.launching.forkserver import pool
 from isotrain.core.planning.planner import resolve_start_method
 from isotrain.core.spec.loading import load_spec
 from isotrain.core.system import process
@@ -72,6 +74,23 @@ def test_modules_that_a_fork_server_imports_exist(
     modules = [name for name in imports if name.startswith("isotrain.")]
     assert modules
     assert all(importlib.util.find_spec(name) is not None for name in modules)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
+@pytest.mark.parametrize(
+    "adapters", [(TorchDDP, HorovodTorch), (TFMirrored, TFMultiWorker, HorovodTF)]
+)
+def test_backends_of_a_framework_share_a_fork_server_in_these_tests(
+    adapters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each more would cost every test process the seconds that the framework takes to import."""
+    monkeypatch.setattr(build_info, "has_collective", lambda extension, name: name != "mpi")
+    monkeypatch.setattr(pool.FORK_SERVERS, "_fork_servers", {})
+    monkeypatch.setattr(pool, "_start", lambda *arguments: mock.Mock())
+    for adapter in adapters:
+        pool.FORK_SERVERS.get(resolve_start_method(adapter(), LOCAL, SPEC, "cpu").imports, {})
+    (imports,) = [imports for _, imports, _ in pool.FORK_SERVERS._fork_servers]
+    assert {f"isotrain.adapters.{adapters[0].framework}.adapter"} < imports
 
 
 @pytest.mark.parametrize("adapter", [TorchDDP, HorovodTorch])
