@@ -160,7 +160,7 @@ def test_the_commands(
     common = ["spec.json", "--backend", "reference", "--plugin", "isotrain.testing.reference"]
     assert main(["find", "rate", *common, "--steps", "12", "--first-rate", "0.01"]) == 0
     assert "the smoothed loss falls" in capsys.readouterr().out
-    assert main(["find", "batch", *common, "--most", "8", "--json"]) == 0
+    assert main(["find", "batch", *common, "--largest-batch", "8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["largest"] == 8
     assert main(["find", "batch", *common, "--output", "rates.png"]) != 0
     assert "--output is no option of `find batch`" in capsys.readouterr().err
