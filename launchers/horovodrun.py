@@ -36,7 +36,8 @@ class HorovodrunLauncher(SchedulerLauncher):
         Args:
             hosts: Hosts with their numbers of processes, `node1:2,node2:2`; left out: the hosts of the job
                 of SLURM, PBS or LSF that this process is in, else this machine.
-            processes: Number of processes on this machine, without `hosts`.
+            processes: Number of processes on this machine, without `hosts`; left out: as many as the
+                requested replicas take.
             gpus_per_host: GPUs of each host, if they differ from this machine's.
             controller: Horovod controller: `gloo`, or `mpi`, which uses mpirun.
         """
@@ -51,6 +52,9 @@ class HorovodrunLauncher(SchedulerLauncher):
 
     def allocation(self) -> Allocation:
         return self._host_options.allocation(os.environ)
+
+    def options_for(self, processes: int) -> Mapping[str, Any]:
+        return self._host_options.options_for(processes)
 
     def without(self, host: str) -> Mapping[str, Any]:
         return self._host_options.without(host)

@@ -67,6 +67,12 @@ class HostOptions:
             return Allocation(host_slots)
         return Allocation(tuple(replace(each, devices=self.gpus) for each in host_slots))
 
+    def options_for(self, processes: int) -> dict[str, Any]:
+        """The option `processes`, where neither the options nor a job say how many there are."""
+        if self.hosts or self.processes or batch_allocation(os.environ) is not None:
+            return {}
+        return {"processes": processes}
+
     def without(self, host: str) -> dict[str, Any]:
         """Changed options for a restart that excludes a host.
 

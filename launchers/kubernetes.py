@@ -44,7 +44,7 @@ class KubernetesLauncher(SchedulerLauncher):
     def __init__(
         self,
         image: str = "",
-        pods: int = 1,
+        pods: int | None = None,
         gpus: int = 0,
         kind: Literal["job", "jobset"] = "job",
         volume: str = "",
@@ -55,7 +55,8 @@ class KubernetesLauncher(SchedulerLauncher):
 
         Args:
             image: Image with isotrain, the backend's packages and the modules that the spec names.
-            pods: Number of pods, each of which is a rank.
+            pods: Number of pods, each of which is a rank; left out: as many as the requested replicas take,
+                else 1.
             gpus: NVIDIA GPUs of each pod.
             kind: `job`, or `jobset` in clusters with the JobSet controller.
             volume: PersistentVolumeClaim for run directories, mounted at /runs in each pod; left out: run
@@ -67,7 +68,8 @@ class KubernetesLauncher(SchedulerLauncher):
         if kind not in ("job", "jobset"):
             raise PlanError(f"kubernetes: kind: expected job or jobset, received {kind!r}.")
         self._image = image
-        self._pods = pods
+        self._requested_pods = pods
+        self._pods = pods or 1
         self._gpus = gpus
         self._kind = kind
         self._volume = volume
@@ -82,6 +84,9 @@ class KubernetesLauncher(SchedulerLauncher):
 
     def allocation(self) -> Allocation:
         return Allocation((HostSlots(1, devices=self._gpus),) * self._pods)
+
+    def options_for(self, processes: int) -> Mapping[str, Any]:
+        return {} if self._requested_pods else {"pods": processes}
 
     def without(self, host: str) -> Mapping[str, Any]:
         if self._pods == 1:

@@ -31,7 +31,7 @@ class RayLauncher(SchedulerLauncher):
 
     def __init__(
         self,
-        workers: int = 1,
+        workers: int | None = None,
         cpus: float = 1,
         gpus: float = 0,
         resources: Mapping[str, float] | None = None,
@@ -41,7 +41,8 @@ class RayLauncher(SchedulerLauncher):
         """Keeps the options; compare `ScalingConfig` of Ray Train.
 
         Args:
-            workers: Number of workers, each of which is a rank.
+            workers: Number of workers, each of which is a rank; left out: as many as the requested replicas
+                take, else 1.
             cpus: CPUs of each worker, as Ray counts them.
             gpus: GPUs of each worker.
             resources: Custom resources of each worker, by their names in the cluster.
@@ -50,7 +51,7 @@ class RayLauncher(SchedulerLauncher):
             address: Address of the cluster, as for `ray.init`; left out: `RAY_ADDRESS`, else the cluster
                 that this machine is in, else a new one on this machine.
         """
-        if workers < 1:
+        if workers is not None and workers < 1:
             raise PlanError(f"ray: workers: expected at least 1, received {workers}.")
         if placement not in get_args(Placement):
             expected = ", ".join(get_args(Placement))
@@ -59,7 +60,8 @@ class RayLauncher(SchedulerLauncher):
         self._bundle = {name: count for name, count in requested.items() if count}
         if not self._bundle:
             raise PlanError("ray: cpus: a worker must request some resource; received 0.")
-        self._workers = workers
+        self._requested_workers = workers
+        self._workers = workers or 1
         self._gpus = int(gpus)
         self._placement = placement
         self._address = address
@@ -73,6 +75,9 @@ class RayLauncher(SchedulerLauncher):
         if self._placement == "STRICT_PACK":
             return Allocation((HostSlots(self._workers, devices=self._workers * self._gpus),))
         return Allocation((HostSlots(1, devices=self._gpus),) * self._workers)
+
+    def options_for(self, processes: int) -> Mapping[str, Any]:
+        return {} if self._requested_workers else {"workers": processes}
 
     def without(self, host: str) -> Mapping[str, Any]:
         if self._placement != "STRICT_SPREAD" or self._workers == 1:

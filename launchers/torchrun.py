@@ -44,7 +44,8 @@ class TorchrunLauncher(SchedulerLauncher):
         Args:
             hosts: Hosts with their numbers of processes, `node1:2,node2:2`; left out: the hosts of the job
                 of SLURM, PBS or LSF that this process is in, else this machine.
-            processes: Number of processes on this machine, without `hosts`.
+            processes: Number of processes on this machine, without `hosts`; left out: as many as the
+                requested replicas take.
             gpus_per_host: GPUs of each host, if they differ from this machine's.
             port: Port of the agents' rendezvous, on the first host.
             ssh: Command that starts an agent on another host, with its options.
@@ -67,6 +68,9 @@ class TorchrunLauncher(SchedulerLauncher):
 
     def allocation(self) -> Allocation:
         return self._host_options.allocation(os.environ)
+
+    def options_for(self, processes: int) -> Mapping[str, Any]:
+        return self._host_options.options_for(processes)
 
     def without(self, host: str) -> Mapping[str, Any]:
         return self._host_options.without(host)

@@ -43,7 +43,12 @@ class ClusterResources(Resources):
             count = needed = replicas or max(1, self._device_count(spec, adapter))
         else:
             count = replicas_for(
-                self._layout.launcher, len(self._layout.processes), adapter, strategy, replicas
+                self._layout.launcher,
+                len(self._layout.processes),
+                adapter,
+                strategy,
+                replicas,
+                are_started=self.options is None,
             )
             needed = self._layout.max_processes_per_host
         gpus = self._gpus(spec, adapter, needed)
@@ -136,25 +141,33 @@ def layout_of(launcher: str, allocation: Allocation) -> ClusterLayout:
 
 
 def replicas_for(
-    launcher: str, count: int, adapter: Adapter, strategy: Strategy, requested: int | None
+    launcher: str,
+    count: int,
+    adapter: Adapter,
+    strategy: Strategy,
+    requested: int | None,
+    *,
+    are_started: bool = True,
 ) -> int:
-    """Number of replicas that takes exactly the started processes.
+    """Number of replicas that takes exactly the processes of a launcher.
 
     Args:
-        launcher: Launcher or scheduler that has started the processes.
+        launcher: Launcher or scheduler that starts the processes.
         count: Number of processes.
         adapter: Adapter of the backend.
         strategy: Strategy of the run.
         requested: Requested number of replicas; None: any.
+        are_started: Whether the processes are started already, from outside.
 
     Raises:
         UnsupportedError: The backend does not support processes that were started from outside.
         PlanError: No number of replicas fits, or another number was requested.
     """
+    started = f"{launcher} {'has started' if are_started else 'starts'} {count} processes"
     reason = adapter.why_not_externally_started()
     if reason:
         raise UnsupportedError(
-            f"{launcher} has started {count} processes, and backend {adapter.name!r} does not join"
+            f"{started}, and backend {adapter.name!r} does not join"
             f" them into a run: {reason}. `isotrain launchers` lists every pair."
         )
     for replicas in range(count, 0, -1):
@@ -163,13 +176,13 @@ def replicas_for(
             break
     else:
         raise PlanError(
-            f"strategy {strategy.name!r}: no number of replicas takes the {count} processes that"
-            f" {launcher} has started. Start another number of processes."
+            f"strategy {strategy.name!r}: {started}, which no number of replicas takes. Start another number"
+            " of processes."
         )
     if requested is not None and requested != replicas:
+        way_out = "start the processes for them" if are_started else "change the launcher's options"
         raise PlanError(
-            f"replicas: {requested} were requested, and {launcher} has started {count} processes, which"
-            f" are {replicas} replicas. Leave --replicas out (replicas= in Python), or start the processes"
-            " for them."
+            f"replicas: {requested} were requested, and {started}, which are {replicas} replicas. Leave"
+            f" --replicas out (replicas= in Python), or {way_out}."
         )
     return replicas

@@ -354,7 +354,7 @@ def test_options_that_exclude_a_launcher_are_refused_first(
     with pytest.raises(isotrain.IsotrainError, match="unknown launcher 'wrappe'"):
         isotrain.compare(SPEC, backends=["reference"], launcher="wrappe")
     unlike = {"backends": ["reference"], "replicas": [2, 3], "launcher": "wrapper"}
-    with pytest.raises(isotrain.PlanError, match="2 were requested, and wrapper has started 1"):
+    with pytest.raises(isotrain.PlanError, match="2 were requested, and wrapper starts 1"):
         isotrain.parity(SPEC, **unlike)
     strategies = {"backends": ["reference"], "strategies": ["data-parallel", "gossip"]}
 

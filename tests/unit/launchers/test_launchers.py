@@ -306,6 +306,21 @@ class TestRay:
             RayLauncher(**options)
 
 
+@pytest.mark.parametrize("name", ["horovodrun", "kubernetes", "mpi", "ray", "torchrun"])
+def test_requested_replicas_are_processes_unless_options_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    option = {"kubernetes": "pods", "ray": "workers"}.get(name, "processes")
+    assert plugin_manager().launcher(name, {}).options_for(4) == {option: 4}
+    assert plugin_manager().launcher(name, {option: 1}).options_for(4) == {}
+
+
+def test_the_slots_of_a_batch_job_are_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", recorded("sbatch-script"))
+    assert MpiLauncher().options_for(3) == {}
+
+
 def test_secrets_are_not_shown() -> None:
     assert KEY not in repr(COMMAND)
     assert KEY not in repr(dataclasses.replace(TorchrunLauncher(hosts="a,b").submission(COMMAND)))
