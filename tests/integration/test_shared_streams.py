@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import numpy as np
 import psutil
 import pytest
 from conformance.backends import param
+from helpers.leftover_processes import is_alive
+from helpers.waiting import wait_until
 
 import isotrain
 
@@ -51,6 +55,17 @@ def killed(folder: str) -> Any:
         for _ in range(4):
             yield INPUTS[:16], TARGETS[:16]
         os.kill(os.getpid(), signal.SIGKILL)
+
+    return isotrain.sources.stream(read, 1000)
+
+
+def stuck(folder: str) -> Any:
+    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        server = socket.create_server(("127.0.0.1", 0))
+        with socket.create_connection(server.getsockname()) as connection:
+            yield INPUTS[:16], TARGETS[:16]
+            (Path(folder) / "reader").write_text(str(os.getpid()))
+            connection.recv(1)  # from a server that never answers
 
     return isotrain.sources.stream(read, 1000)
 
@@ -166,3 +181,16 @@ def test_a_failing_reader_ends_the_run(data: Any, text: str, tmp_path: Path) -> 
     given = spec(data, tmp_path / "read", epochs=None, steps=50, epoch_steps=10)
     with pytest.raises(isotrain.IsotrainError, match=text):
         run(given, "torch-ddp", 2, tmp_path / "run")
+
+
+def test_a_reader_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
+    fields = {"steps": 50, "epochs": None, "epoch_steps": 10}
+    given = spec(stuck, tmp_path / "read", timeouts={"progress": 10.0}, **fields)
+    with pytest.raises(isotrain.IsotrainError) as raised:
+        run(given, "torch-ddp", 2, tmp_path / "run")
+    pid = int((tmp_path / "read" / "reader").read_text())
+    end = f"reads the stream (pid {pid}) has not answered for 9 s (0.9 of timeouts.progress)"
+    assert end in str(raised.value)
+    wait_until(lambda: not is_alive(pid), 60.0)
+    log = (tmp_path / "run" / "rank-0.log").read_text()
+    assert re.search(r"test_shared_streams\.py., line \d+ in read", log)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import time
@@ -61,17 +62,19 @@ def _describe_end(pid: int) -> str | None:
 class HostReader:
     """One process's access to the reader of its host."""
 
-    def __init__(self, token: str, processes: int, seconds: float) -> None:
+    def __init__(self, token: str, processes: int, *, start_seconds: float, timeout: float) -> None:
         """Connects to nothing yet.
 
         Args:
             token: Name of the reader, the same on all processes of the run.
             processes: Number of processes of this host that read.
-            seconds: Seconds that the reader's start may take.
+            start_seconds: Seconds that the reader's start may take.
+            timeout: Seconds without a global batch after which the reader counts as lost.
         """
         self._token = token
         self._processes = processes
-        self._seconds = seconds
+        self._start_seconds = start_seconds
+        self._timeout = timeout
         self._child: ChildProcess | None = None
         self._pid: int | None = None  # of the reader, from the first connection on
 
@@ -149,7 +152,7 @@ class HostReader:
             self._send(channel, request)
             for _ in range(BATCHES_AHEAD):
                 self._send(channel, {})
-            while "size" in (message := self._receive(channel)).header:
+            while "size" in (message := self._receive(channel, self._timeout)).header:
                 batch = _received(message, stream_state)
                 vars(count).update(message.header["read"])
                 stream_state = batch.stream_state
@@ -161,7 +164,7 @@ class HostReader:
             channel.close()
 
     def _connect(self) -> Channel:
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + self._start_seconds
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:
@@ -192,12 +195,21 @@ class HostReader:
         except ChannelClosedError as error:
             self._raise_lost(error)
 
-    def _receive(self, channel: Channel) -> Message:
+    def _receive(self, channel: Channel, seconds: float | None = None) -> Message:
+        """Waits for the next message for so many seconds; None: no limit, as for counting samples."""
         try:
-            message = channel.receive()
+            message = channel.receive(seconds)
         except ChannelClosedError as error:
             self._raise_lost(error)
-        assert message is not None
+        if message is None:
+            assert self._pid is not None
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGUSR1)
+            raise DataError(
+                f"data: the process that reads the stream (pid {self._pid}) has not answered for"
+                f" {seconds:g} s (0.9 of timeouts.progress); its stack is in the log of"
+                " the first rank of this host"
+            )
         if (text := message.header.get("error")) is not None:
             raise DataError(text)
         return message

@@ -33,7 +33,11 @@ def share_streams(
     hosts = list(dict.fromkeys(process.host for process in context.processes))
     local = [each.rank for each in context.processes if each.host == host and each.has_session]
     token = f"{Consensus(group).shared_token()}-{hosts.index(host)}"
-    reader = HostReader(token, len(local), spec.timeouts.start)
+    limits = {
+        "start_seconds": spec.timeouts.start,
+        "timeout": 0.9 * spec.timeouts.progress,
+    }
+    reader = HostReader(token, len(local), **limits)
     if context.rank == local[0]:
         others = dict.fromkeys(type(spec).model_fields.keys() - _FIELDS)
         reader.start(functools.partial(load_streams, spec.model_copy(update=others)))

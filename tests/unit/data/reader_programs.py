@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import secrets
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from unit.data.stream_samples import loader
 
 from isotrain.core.data.arrays import InputsAndTargets
+from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
 from isotrain.core.data.sources import stream
 from isotrain.core.data.streaming.streams import BatchStream
+from isotrain.core.data.workers.channel import Channel
+from isotrain.core.errors import DataError
 
 INPUTS = np.arange(40, dtype=np.float32).reshape(20, 2)
 TARGETS = np.arange(20)
@@ -54,6 +62,37 @@ def killed() -> Iterator[InputsAndTargets]:
     """Ends its process after a batch."""
     yield INPUTS[:8], TARGETS[:8]
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stuck:
+    """Batches of a pipe into which nobody writes any more; its second element tells who reads."""
+
+    def __init__(self, file: str) -> None:
+        self.file = Path(file)
+
+    def __call__(self) -> Iterator[InputsAndTargets]:
+        waiting, _ = os.pipe()
+        yield INPUTS[:8], TARGETS[:8]
+        self.file.write_text(str(os.getpid()))
+        os.read(waiting, 1)
+
+
+def stuck(file: str) -> dict[str, BatchStream]:
+    """A stream that gives one batch, and then waits for ever."""
+    return {"train": stream(Stuck(file), 20)}
+
+
+def starter_of_stuck(channel: Channel) -> None:
+    """Starts a reader, and tells its process id once it is stuck."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pid"
+        reader = HostReader(secrets.token_hex(8), 1, start_seconds=60.0, timeout=0.5)
+        reader.start(functools.partial(stuck, str(file)))
+        with contextlib.suppress(DataError):
+            list(loader(SharedStream("train", reader)))
+        pid = int(file.read_text())
+    channel.send({"pid": pid})
+    channel.receive()
 
 
 def ranks() -> Iterator[InputsAndTargets]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
 import secrets
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.leftover_processes import is_alive
+from helpers.waiting import wait_until
 from unit.data import reader_programs
 from unit.data.stream_samples import INPUTS, kept, loader
 
 from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
+from isotrain.core.data.workers.child_process import ChildProcess
 from isotrain.core.errors import DataError, PeerLostError
 
 Connect = Callable[..., list[SharedStream]]
@@ -26,7 +31,8 @@ def connect() -> Iterator[Connect]:
 
     def connect(load: Callable[[], Any], processes: int = 1) -> list[SharedStream]:
         token = secrets.token_hex(8)
-        made = [HostReader(token, processes, seconds=60.0) for _ in range(processes)]
+        limits = {"start_seconds": 60.0, "timeout": 300.0}
+        made = [HostReader(token, processes, **limits) for _ in range(processes)]
         made[0].start(load)
         readers.extend(made)
         return [SharedStream("train", each) for each in made]
@@ -187,6 +193,17 @@ def test_a_killed_reader_is_named(connect: Connect) -> None:
     assert "reads the stream was ended by SIGKILL" in str(first)
     ends = {DataError: "was ended by SIGKILL", PeerLostError: "has ended"}
     assert f"reads the stream {ends[type(second)]}" in str(second)
+
+
+def test_nothing_is_left_of_a_stuck_reader_whose_starter_is_killed() -> None:
+    parent = ChildProcess.spawn("unit.data.reader_programs:starter_of_stuck", {})
+    message = parent.channel.receive()
+    assert message is not None
+    reader = message.header["pid"]
+    assert is_alive(reader)
+    os.kill(parent.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(reader), 60.0)
+    assert "SIGKILL" in parent.describe_end()
 
 
 def test_data_that_cannot_be_pickled_are_refused(connect: Connect) -> None:
