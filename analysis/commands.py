@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
-from typing import Any
 
 from isotrain.analysis.compare import store
 from isotrain.analysis.compare.engine import ComparisonEngine
 from isotrain.analysis.compare.result import Comparison, read_comparison
 from isotrain.analysis.compare.settings import REPEATS, STEPS, CompareRequest
 from isotrain.core.cli.exit_codes import ExitCode
-from isotrain.core.cli.support import read_spec, waiting
+from isotrain.core.cli.support import read_spec
 from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.errors import PlanError
 from isotrain.core.json_format import json_page
+from isotrain.core.reporting.status import ignore_status, print_status, waiting
 
 
 def compare(options: argparse.Namespace) -> ExitCode:
@@ -26,9 +25,10 @@ def compare(options: argparse.Namespace) -> ExitCode:
         The exit code; a `KeyboardInterrupt` is re-raised.
     """
     quiet = options.quiet or options.json
-    engine = ComparisonEngine(read_spec(options), _request(options), _silent if quiet else _tell)
+    on_progress = ignore_status if quiet else print_status
+    engine = ComparisonEngine(read_spec(options), _request(options), on_progress)
     try:
-        with contextlib.nullcontext() if quiet else waiting("comparing"):
+        with waiting("comparing", quiet=quiet):
             engine.run()
     except KeyboardInterrupt:
         _show(engine, options)
@@ -94,33 +94,21 @@ def _exit_code(comparison: Comparison, margin: float | None) -> ExitCode:
     return ExitCode.OK
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _silent(line: str) -> None:
-    """Ignores a line of progress."""
-
-
 def check(options: argparse.Namespace) -> ExitCode | None:
     """Runs `isotrain check` and prints its findings."""
     from isotrain.analysis.check.check import check as checked
     from isotrain.analysis.check.findings import result_text
     from isotrain.analysis.check.rule import Severity
 
-    spec = read_spec(options)
-    progress: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if not options.no_measure:
-        progress = waiting("loading the data and building the model (--no-measure leaves it out)")
-    with progress:
-        result = checked(
-            spec,
-            backends=options.backend,
-            replicas=options.replicas,
-            strategy=options.strategy,
-            ignore=options.ignore,
-            measure=not options.no_measure,
-        )
+    result = checked(
+        read_spec(options),
+        backends=options.backend,
+        replicas=options.replicas,
+        strategy=options.strategy,
+        ignore=options.ignore,
+        measure=not options.no_measure,
+        quiet=options.quiet,
+    )
     if options.json:
         print(json_page(result.to_dict()))
     else:
@@ -143,7 +131,7 @@ def parity(options: argparse.Namespace) -> ExitCode:
         output=options.output,
         launcher=options.launcher,
         launcher_options=dict(options.launcher_option),
-        on_progress=lambda line: print(f"isotrain: {line}", file=sys.stderr, flush=True),
+        on_progress=ignore_status if options.quiet else print_status,
     )
     if options.json:
         print(result.to_json())

@@ -26,6 +26,7 @@ from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.reporting.status import waiting
 from isotrain.core.results.result import RunResult, result_from_dict
 from isotrain.core.run.controller import RunOutcome, prepare
 from isotrain.core.run.options import ResumeOptions, RunOptions, require_known
@@ -52,6 +53,7 @@ def run(spec: SpecLike, *, backend: str | None = None, **options: Unpack[RunOpti
             * replicas: number of replicas; left out: one per GPU that can be used, or one.
             * output: new or empty folder for the run's files; left out: `runs/<name>-<time>`.
             * on_event: function that gets each event as a mapping; left out: a progress display.
+            * quiet: whether to show no progress; `verbose`: whether to show every epoch of a long run.
             * port: first port that the backend may use; left out: free ports are found.
             * launcher: name of the launcher; `local` (default) starts the processes on this machine.
             * launcher_options: options of the launcher, such as `{"hosts": "node1:2,node2:2"}`.
@@ -241,6 +243,7 @@ def measured_plan(
     replicas: int | None = None,
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
+    quiet: bool = False,
 ) -> Plan:
     """Resolves a run without starting it, with the numbers of samples, parameters and exchanged bytes.
 
@@ -253,7 +256,8 @@ def measured_plan(
     resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
     choice = LauncherChoice(launcher, launcher_options or {})
     incomplete = make_plan(resolved, backend=backend, replicas=replicas, launcher=choice)
-    stats = probe_run(measure_model, resolved, incomplete.backend)
+    with waiting("counting samples and parameters", quiet=quiet):
+        stats = probe_run(measure_model, resolved, incomplete.backend)
     has_micro_batches = loaded.gradient_accumulation_steps > 1
     for code, detail in stats.pop("refused").items():
         is_divided = incomplete.replicas > 1 or (code == LOSS and has_micro_batches)

@@ -15,6 +15,7 @@ from isotrain.core.launching.probe_run import probe_run
 from isotrain.core.planning.backend_choice import resolve_backend
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.reporting.status import waiting
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.sections import StrategyLike
 from isotrain.core.worker.entry_points import probe_step
@@ -51,6 +52,7 @@ def check(
     strategy: StrategyLike | None = None,
     ignore: Sequence[str] = (),
     measure: bool = True,
+    quiet: bool = False,
 ) -> CheckResult:
     """Says what will make results differ between backends or replica counts, before anything starts.
 
@@ -63,6 +65,7 @@ def check(
         ignore: Codes or groups of codes to silence, besides those of the spec's `ignore`.
         measure: Whether to load the data and build the model, once per framework in a process of its
             own, for the rules that need them.
+        quiet: Whether to show nothing meanwhile, also in a terminal or notebook.
 
     Returns:
         The findings, most severe first, each with the targets it applies to.
@@ -85,7 +88,8 @@ def check(
     hits = [each for each in planned if isinstance(each, Hit)]
     targets = [each for each in planned if isinstance(each, CheckTarget)]
     if targets:
-        hits += _hits(resolved, targets, measure)
+        with waiting("loading the data and building the model", quiet=quiet or not measure):
+            hits += _hits(resolved, targets, measure)
     labels = [each.label if isinstance(each, CheckTarget) else each.targets[0] for each in planned]
     kept, silenced = split_silenced(merge_hits(hits, labels), silenced_codes)
     return CheckResult(loaded.name, tuple(labels), measure, kept, silenced)

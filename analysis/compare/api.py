@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isotrain.analysis.compare.engine import ComparisonEngine, OnProgress
+from isotrain.analysis.compare.engine import ComparisonEngine
 from isotrain.analysis.compare.result import Comparison
 from isotrain.analysis.compare.settings import REPEATS, STEPS, CompareRequest
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
+from isotrain.core.reporting.status import OnProgress, default_progress, waiting
 from isotrain.core.spec.loading import SpecLike
 from isotrain.core.spec.sections import StrategyLike
 
@@ -34,6 +35,7 @@ def compare(
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
+    quiet: bool = False,
 ) -> Comparison:
     """Measures backends against each other, on this machine or where a launcher starts them.
 
@@ -62,7 +64,9 @@ def compare(
         interpreters: Path of the Python interpreter that has a backend, by backend.
         launcher: Launcher that starts every run, as for `isotrain.run`.
         launcher_options: Options of the launcher, as for `isotrain.run`.
-        on_progress: Callback that receives one line of text after each run.
+        on_progress: Callback that receives one line of text after each run; left out: the lines are shown
+            in a terminal or notebook.
+        quiet: Whether to show nothing meanwhile, also in a terminal or notebook.
 
     Returns:
         All results, failed cells included. The same is written to `output` after every run, so that
@@ -89,8 +93,6 @@ def compare(
         interpreters=interpreters or {},
         launcher=LauncherChoice(launcher, launcher_options or {}),
     )
-    return ComparisonEngine(spec, request, on_progress or _silent).run()
-
-
-def _silent(line: str) -> None:
-    """Ignores a line of progress."""
+    engine = ComparisonEngine(spec, request, on_progress or default_progress(quiet))
+    with waiting("comparing", quiet=quiet or on_progress is not None):
+        return engine.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from isotrain.core.launching.scheduler.scheduler_launcher import require_starts_
 from isotrain.core.planning.cluster_environment import require_single_process
 from isotrain.core.planning.launcher_support import require_startable
 from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.reporting.status import OnProgress
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.sections import StrategyChoice
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -44,8 +45,6 @@ from isotrain.core.system import hardware
 
 _NOT_RUN = "not run yet"
 _NO_TIME = "not run: the time budget was used up before"
-
-OnProgress = Callable[[str], None]
 
 
 class ComparisonEngine:
@@ -67,7 +66,7 @@ class ComparisonEngine:
         refuse_nesting()
         require_single_process("compare")
         self.report: Path | None = None
-        self._say = on_progress
+        self._on_progress = on_progress
         loaded = load_spec(spec)
         allocation = _allocation(request, loaded)
         slots = 1 if allocation is None else allocation.slots
@@ -172,7 +171,9 @@ class ComparisonEngine:
         self._settings = replace(self._settings, spent_s=self._settings.spent_s + seconds)
         cells = [measured if cell.name == measured.name else cell for cell in self._cells]
         self.comparison = replace(self.comparison, cells=cells, settings=asdict(self._settings))
-        self._say(f"{self._count()} {measured.name}: {_outcome(measured)} ({seconds:.1f} s)")
+        self._on_progress(
+            f"{self._count()} {measured.name}: {_outcome(measured)} ({seconds:.1f} s)"
+        )
 
     def _count(self) -> str:
         planned = self._settings.repeats * sum(t.refusal is None for t in self._targets.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from isotrain.analysis.find.trial import launch_trial, trial_spec
 from isotrain.core.errors import RunFailedError, SpecError
 from isotrain.core.planning.cluster_environment import require_single_process
+from isotrain.core.reporting.status import OnProgress, default_progress
 from isotrain.core.run.options import ResumeOptions, require_known
 from isotrain.core.spec.loading import SpecLike, load_spec
 
@@ -42,6 +42,13 @@ class BatchTrial:
     fits: bool
     samples_per_second: float | None = None
     reason: str | None = None
+
+    @property
+    def outcome(self) -> str:
+        """The reason why it does not fit, or that it fits, with the throughput."""
+        if self.samples_per_second is None:
+            return self.reason or "fits"
+        return f"fits, {self.samples_per_second:.4g} samples/s"
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def find_batch(
     first_batch: int | None = None,
     largest_batch: int | None = None,
     steps: int = STEPS,
-    on_trial: Callable[[BatchTrial], None] | None = None,
+    on_progress: OnProgress | None = None,
     **options: Unpack[ResumeOptions],
 ) -> BatchSearch:
     """Searches for the largest global batch: doubles it until memory runs out, then bisects.
@@ -94,7 +101,8 @@ def find_batch(
         first_batch: First global batch size; left out: the spec's.
         largest_batch: Largest global batch size to try; left out: the number of training samples.
         steps: Number of steps of a trial.
-        on_trial: Called with each trial when it is over.
+        on_progress: Callback that receives one line of text after each trial; left out: the lines are shown
+            in a terminal or notebook.
         **options: Options of `isotrain.run`, but `output` and `resume`.
 
     Raises:
@@ -114,6 +122,7 @@ def find_batch(
             "find_batch: expected first_batch, largest_batch and steps of at least 1, received"
             f" first_batch={first_batch}, largest_batch={largest_batch}, steps={steps}."
         )
+    tell = on_progress or default_progress(options.get("quiet", False))
     trials: list[BatchTrial] = []
     samples: int | None = None
 
@@ -129,8 +138,7 @@ def find_batch(
         else:
             samples = measured["samples"]
             trials.append(BatchTrial(size, True, measured["samples_per_second"]))
-        if on_trial is not None:
-            on_trial(trials[-1])
+        tell(f"global batch {size}: {trials[-1].outcome}")
         return trials[-1].fits
 
     size = first_batch or checked.resolve_global_batch_size(options.get("replicas") or 1)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from isotrain.analysis.find.batch import STEPS as BATCH_STEPS
-from isotrain.analysis.find.batch import BatchTrial, find_batch
+from isotrain.analysis.find.batch import find_batch
 from isotrain.analysis.find.rate import FIRST, LAST, STEPS, find_rate
 from isotrain.analysis.find.rate_search import RateSearch
-from isotrain.core.cli.support import read_spec_with_choices, waiting
+from isotrain.core.cli.support import read_spec_with_choices
 from isotrain.core.errors import PlanError
 from isotrain.core.json_format import json_page
+from isotrain.core.reporting.status import ignore_status, print_status
 from isotrain.core.run.options import ResumeOptions
 
 
@@ -36,19 +36,19 @@ def _run_options(options: argparse.Namespace) -> ResumeOptions:
         "replicas": options.replicas,
         "launcher": options.launcher,
         "launcher_options": dict(options.launcher_option),
+        "quiet": options.quiet,
     }
 
 
 def _find_rate(options: argparse.Namespace) -> None:
-    with waiting("training while the learning rate rises"):
-        search = find_rate(
-            read_spec_with_choices(options),
-            backend=options.backend,
-            first_rate=FIRST if options.first_rate is None else options.first_rate,
-            last_rate=LAST if options.last_rate is None else options.last_rate,
-            steps=options.steps or STEPS,
-            **_run_options(options),
-        )
+    search = find_rate(
+        read_spec_with_choices(options),
+        backend=options.backend,
+        first_rate=FIRST if options.first_rate is None else options.first_rate,
+        last_rate=LAST if options.last_rate is None else options.last_rate,
+        steps=options.steps or STEPS,
+        **_run_options(options),
+    )
     if options.output is not None:
         search.plot(options.output)
     print(json_page(search.to_dict()) if options.json else _rate_text(search))
@@ -71,7 +71,7 @@ def _find_batch(options: argparse.Namespace) -> None:
         first_batch=options.first_batch,
         largest_batch=options.largest_batch,
         steps=options.steps or BATCH_STEPS,
-        on_trial=_show_trial,
+        on_progress=ignore_status if options.quiet else print_status,
         **_run_options(options),
     )
     if options.json:
@@ -80,12 +80,3 @@ def _find_batch(options: argparse.Namespace) -> None:
         print("no global batch fits")
     else:
         print(f"global_batch_size: {search.largest} (largest), {search.fastest} (fastest)")
-
-
-def _show_trial(trial: BatchTrial) -> None:
-    result = trial.reason or "fits"
-    if trial.samples_per_second is not None:
-        result = f"fits, {trial.samples_per_second:.4g} samples/s"
-    print(
-        f"isotrain: global batch {trial.global_batch_size}: {result}", file=sys.stderr, flush=True
-    )

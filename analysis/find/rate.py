@@ -11,6 +11,7 @@ from isotrain.analysis.find.rate_search import RateSearch
 from isotrain.analysis.find.trial import launch_trial, trial_spec
 from isotrain.core.errors import SpecError
 from isotrain.core.planning.cluster_environment import require_single_process
+from isotrain.core.reporting.status import waiting
 from isotrain.core.run.options import ResumeOptions, require_known
 from isotrain.core.spec.loading import SpecLike, load_spec
 
@@ -70,7 +71,8 @@ def find_rate(
         )
     changed = trial_spec(checked, steps=steps, schedule="constant")
     work = partial(_sweep, first=first_rate, last=last_rate, steps=steps)
-    found = launch_trial(work, changed, backend, options)
+    with waiting("training while the learning rate rises", quiet=options.get("quiet", False)):
+        found = launch_trial(work, changed, backend, options)
     smoothed = smoothed_losses(found["losses"])
     suggestion = steepest_rate(found["rates"], smoothed)
     return RateSearch(

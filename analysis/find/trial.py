@@ -45,15 +45,11 @@ def launch_trial(
     """
     is_local = options.get("launcher") in (None, LOCAL)
     shared = None if is_local else Path.cwd()  # which all hosts have
-    quiet: ResumeOptions = {"on_event": _ignore}
     with tempfile.TemporaryDirectory(prefix="isotrain-find-", dir=shared) as folder:
         run = Path(folder) / "run"
+        quiet: ResumeOptions = {**options, "quiet": True}
         try:
-            return launch(work, spec, backend=backend, output=run, **(quiet | options))[0]
+            return launch(work, spec, backend=backend, output=run, **quiet)[0]
         except KeyboardInterrupt as interrupt:
             interrupt.__notes__ = []  # on what is left of the run: it is removed
             raise
-
-
-def _ignore(event: Any) -> None:
-    """Ignores an event: a search shows its own progress."""

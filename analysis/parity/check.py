@@ -14,13 +14,14 @@ from isotrain.analysis.parity.records import PARITY_FILE, STAGES, NoiseRecord, R
 from isotrain.analysis.parity.result import Parity
 from isotrain.analysis.parity.run_trace import RunTrace, furthest_start, not_compared
 from isotrain.analysis.parity.targets import ParityTarget, parity_targets
-from isotrain.analysis.parity.trace_runner import OnProgress, TraceRunner
+from isotrain.analysis.parity.trace_runner import TraceRunner
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.planning.cluster_environment import require_single_process
 from isotrain.core.planning.launcher_support import require_startable
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
+from isotrain.core.reporting.status import OnProgress, default_progress
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.sections import StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -43,6 +44,7 @@ def parity(
     map: MapLike | None = None,
     output: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
+    quiet: bool = False,
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
 ) -> Parity:
@@ -60,7 +62,9 @@ def parity(
             last traced step is that one.
         map: Weight name map of native models, a mapping or a YAML or JSON file; see `docs/parity.md`.
         output: Folder for `parity.json` and the fingerprints of each run; left out: nothing is written.
-        on_progress: Callback that receives one line of text before each run.
+        on_progress: Callback that receives one line of text before each run; left out: the lines are shown
+            in a terminal or notebook.
+        quiet: Whether to show nothing meanwhile, also in a terminal or notebook.
         launcher: Launcher that starts every run, as for `isotrain.run`.
         launcher_options: Options of the launcher, as for `isotrain.run`.
 
@@ -88,7 +92,9 @@ def parity(
         strategies=strategies or [loaded.strategy.name],
         launcher=launcher_choice,
     )
-    tracer = TraceRunner(host, targets[0], steps, read_maps(map), output, on_progress)
+    tracer = TraceRunner(
+        host, targets[0], steps, read_maps(map), output, on_progress or default_progress(quiet)
+    )
     for target in targets:
         tracer.plan(target, target.spec)
     with tracer.running():

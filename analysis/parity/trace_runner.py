@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from isotrain.analysis.parity import trace as tracing
@@ -22,11 +22,11 @@ from isotrain.core.launching.scheduler.scheduler_launcher import require_submitt
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.reporting.status import OnProgress
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.weight_name_map import NameMap, map_of
 from isotrain.core.system.files import make_folder
 
-OnProgress = Callable[[str], None]
 _OUTPUT = "the output folder"
 NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONOUS_STEP)
 """Required capabilities; the synchronous step, because all optimizer state is compared."""
@@ -44,7 +44,7 @@ class TraceRunner:
         steps: int,
         maps: Mapping[str, NameMap],
         output: str | os.PathLike[str] | None,
-        on_progress: OnProgress | None,
+        on_progress: OnProgress,
     ) -> None:
         """Stores the settings of the runs; starts nothing. Without `output` no results are kept."""
         self._host = host
@@ -52,7 +52,7 @@ class TraceRunner:
         self._count = steps
         self._maps = maps
         self._output = None if output is None else Path(output)
-        self._on_progress = on_progress or (lambda line: None)
+        self._on_progress = on_progress
         self._initial: str | None = None
         self._launched = 0
         self._failed = False

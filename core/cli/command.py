@@ -58,5 +58,12 @@ class Command:
             metavar="NAME",
             help="leave this plugin out; `isotrain plugins` lists all; may be repeated",
         )
+        amount = common.add_mutually_exclusive_group()
+        amount.add_argument(
+            "-q", "--quiet", action="store_true", help="print nothing but the result and errors"
+        )
+        amount.add_argument(
+            "-v", "--verbose", action="store_true", help="show every epoch, and what is logged"
+        )
         command.set_defaults(module=self.module)
         self.add_arguments(command)

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import errno
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -126,8 +127,24 @@ def _run_command(words: list[str]) -> int:
     command: Callable[[argparse.Namespace], ExitCode | None] = getattr(
         importlib.import_module(options.module), options.command.replace("-", "_")
     )
-    with _selected_plugins(options):
+    with _selected_plugins(options), _logging(options):
         return command(options) or ExitCode.OK
+
+
+@contextlib.contextmanager
+def _logging(options: argparse.Namespace) -> Iterator[None]:
+    """Prints what is logged under `isotrain`, but the events of runs, which have a display."""
+    log, handler = logging.getLogger("isotrain"), logging.StreamHandler()
+    handler.addFilter(lambda record: record.name != "isotrain.run")
+    handler.setFormatter(logging.Formatter("isotrain: %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG if options.verbose else logging.ERROR if options.quiet else level)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
 
 
 def _selected_plugins(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:

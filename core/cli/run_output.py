@@ -30,7 +30,7 @@ def progress_display(
         raise PlanError("--line-prefix TEXT is a prefix of the lines of --json: add --json.")
     if options.json:
         return threaded_plain_display(progress.json_lines(line_prefix=options.line_prefix))
-    return progress.quiet() if options.quiet else contextlib.nullcontext()
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -1,13 +1,11 @@
-"""Helpers of several commands: read the spec, warn of broken plugins, show a spinner."""
+"""Helpers of several commands: read the spec, warn of broken plugins."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from isotrain.core.plugins.manager import PluginManager
@@ -48,18 +46,3 @@ def warn_of_plugins(host: PluginManager) -> None:
         print(f"isotrain: plugin {name!r} was left out: {fault}", file=sys.stderr)
     for name, note in host.notes.items():
         print(f"isotrain: plugin {name!r}: {note}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def waiting(activity: str) -> Iterator[Any]:
-    """Shows a spinner with this text and the time while the block runs, if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(activity)
-        yield

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from isotrain.core.plugins.registries import (
 from isotrain.core.system.version import VERSION
 
 T = TypeVar("T")
+_LOG = logging.getLogger("isotrain.plugins")
 BUILTINS = (
     "isotrain.core.plugins.builtin",
     "isotrain.adapters.builtin",
@@ -171,6 +173,7 @@ class PluginManager:
             plugin = candidates.as_plugin(imported)
             hooks = candidates.check_hooks(plugin)
         registered = self._register(plugin, candidate.name, hooks)
+        _LOG.debug("plugin %r from %s, in %.3f s", candidate.name, candidate.source, seconds)
         notes = tuple(candidates.notes(seconds))
         self.loaded.append(
             PluginStatus(candidate, "loaded", api, hooks, registered, seconds, notes=notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +34,7 @@ Facts = Mapping[str, Any]
 DecisionFunction = Callable[[Sequence[Facts]], dict[str, Any]]
 """Makes a decision from the facts of all processes, by rank; raises if they do not match."""
 
+_LOG = logging.getLogger("isotrain.rendezvous")
 _POLL_SECONDS = 0.02
 LATE_SECONDS = 5.0
 """Time in which rank 0 tells late ranks that the run has failed, unless it has waited for them before."""
@@ -336,7 +337,6 @@ def remote_error(message: Mapping[str, Any], prefix: str = "") -> IsotrainError:
 
 
 def announce_wait(cluster_info: ClusterInfo, awaited: str, timeout: float) -> None:
-    """Prints to standard error what this process waits for, and why; the run cannot report it yet."""
+    """Logs what this process waits for, and why; the run cannot report it yet."""
     limit = f"for up to {timeout:g} s (timeouts.start)"
-    text = f"isotrain: waiting {limit} for {awaited}. {explain_rank(cluster_info)}"
-    print(text, file=sys.stderr, flush=True)
+    _LOG.warning("waiting %s for %s. %s", limit, awaited, explain_rank(cluster_info))

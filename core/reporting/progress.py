@@ -1,4 +1,4 @@
-"""Progress displays of a run: a bar in a terminal, plain lines elsewhere, JSON lines, or nothing."""
+"""Progress displays of a run: a bar in a terminal, plain lines elsewhere, or JSON lines."""
 
 from __future__ import annotations
 
@@ -48,12 +48,6 @@ _VALIDATION = "validation_"
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[OnPlainEvent]:
-    """Shows nothing."""
-    yield lambda event: None
-
-
-@contextlib.contextmanager
 def json_lines(stream: IO[str] | None = None, line_prefix: str = "") -> Iterator[OnPlainEvent]:
     """Prints every event as one line of JSON, after a prefix."""
     out = stream or sys.stdout
@@ -64,10 +58,19 @@ def json_lines(stream: IO[str] | None = None, line_prefix: str = "") -> Iterator
     yield show
 
 
-def automatic(plan: Plan, directory: Path) -> contextlib.AbstractContextManager[OnEvent]:
-    """A progress bar if standard error is a terminal that can draw one, else plain lines."""
+def automatic(
+    plan: Plan, directory: Path, *, verbose: bool = False
+) -> contextlib.AbstractContextManager[OnEvent]:
+    """A progress bar if standard error is a terminal that can draw one, else plain lines.
+
+    Args:
+        plan: Plan of the run.
+        directory: Run directory.
+        verbose: Whether every epoch has a line.
+    """
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    return bar(plan, directory) if is_terminal else plain(plan, directory)
+    display = bar if is_terminal else plain
+    return display(plan, directory, every_epoch=verbose)
 
 
 def _resumed(event: Resumed) -> str:
@@ -100,8 +103,10 @@ class RunProgress:
         metrics: Metrics of the last epoch.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, every_epoch: bool = False) -> None:
+        """Starts before the first event; `every_epoch`: whether `note` has a line for each of many epochs."""
         self._plan = plan
+        self._every_epoch = every_epoch
         self._started: set[int] = set()
         self._ready: set[int] = set()
         self._warned: set[str] = set()
@@ -193,7 +198,7 @@ class RunProgress:
         self.done, self.metrics = event.done, event.metrics
         if event.loss is not None:
             self.loss = event.loss
-        interval = max(1, (self._epochs or 0) // _EPOCH_LINES)
+        interval = 1 if self._every_epoch else max(1, (self._epochs or 0) // _EPOCH_LINES)
         is_last = event.epoch + 1 == self._epochs
         if event.epoch and (event.epoch + 1) % interval and not is_last:
             return None
@@ -242,10 +247,12 @@ def short(value: float) -> str:
 
 
 @contextlib.contextmanager
-def plain(plan: Plan, directory: Path, stream: IO[str] | None = None) -> Iterator[OnEvent]:
+def plain(
+    plan: Plan, directory: Path, stream: IO[str] | None = None, *, every_epoch: bool = False
+) -> Iterator[OnEvent]:
     """Prints the run directory, a line per phase, every few seconds of training, and at the end of epochs."""
     out = stream or sys.stderr
-    state = RunProgress(plan)
+    state = RunProgress(plan, every_epoch=every_epoch)
     began = last_printed = time.monotonic()
 
     def print_line(line: str) -> None:
@@ -296,13 +303,13 @@ def _progress_line(state: RunProgress) -> str:
 
 
 @contextlib.contextmanager
-def bar(plan: Plan, directory: Path) -> Iterator[OnEvent]:
+def bar(plan: Plan, directory: Path, *, every_epoch: bool = False) -> Iterator[OnEvent]:
     """A progress bar with loss, metrics, samples per second and time left; other lines go above it."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
-    state = RunProgress(plan)
+    state = RunProgress(plan, every_epoch=every_epoch)
     console.print(Text(title(plan), style="bold"))
     console.print(_with_hanging_indent("run directory", str(directory)))
     with _progress(console) as progress:

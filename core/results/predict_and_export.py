@@ -28,6 +28,7 @@ from isotrain.core.launching.probe_run import probe_run
 from isotrain.core.planning.cluster_environment import detect_cluster_info
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.reporting.status import waiting
 from isotrain.core.results.trained_model import RunLike, TrainedModel
 from isotrain.core.session.training.dataloaders import load_dataset
 from isotrain.core.session.weights.weight_readers import portions, stored_weights
@@ -108,6 +109,7 @@ def predict(
     spec: SpecLike | None = None,
     backend: str | None = None,
     replicas: int | None = None,
+    quiet: bool = False,
 ) -> Any:
     """Predicts with a trained model, with one or several replicas, in worker processes.
 
@@ -122,6 +124,7 @@ def predict(
             and where the run directory does not name the model's function.
         backend: `NAME` or `NAME:COLLECTIVE`; the run's when left out.
         replicas: Number of replicas; one per available GPU, or one, when left out. The result is the same.
+        quiet: Whether to show nothing meanwhile, also in a terminal or notebook.
 
     Returns:
         A NumPy array of shape `[samples, ...]` in the order of the samples; or, for a model with several
@@ -136,7 +139,8 @@ def predict(
     predict_spec = trained.spec(functools.partial(_prediction_data, data))
     work = functools.partial(_predict, weights=trained.location)
     resolved_spec = ResolvedSpec(predict_spec, plugin_manager(predict_spec.plugins))
-    return probe_run(work, resolved_spec, backend or trained.backend, replicas)
+    with waiting("predicting", quiet=quiet):
+        return probe_run(work, resolved_spec, backend or trained.backend, replicas)
 
 
 def evaluate(
@@ -148,6 +152,7 @@ def evaluate(
     spec: SpecLike | None = None,
     backend: str | None = None,
     replicas: int | None = None,
+    quiet: bool = False,
 ) -> dict[str, float]:
     """Evaluates a trained model, with one or several replicas, in worker processes.
 
@@ -160,6 +165,7 @@ def evaluate(
         spec: Spec of the run, or directory of the run; needed as for `predict`.
         backend: `NAME` or `NAME:COLLECTIVE`; the run's when left out.
         replicas: Number of replicas; one per available GPU, or one, when left out. The result is the same.
+        quiet: Whether to show nothing meanwhile, also in a terminal or notebook.
 
     Returns:
         `loss` and each metric by name, exact means over all samples. With named updates `loss` is the sum of
@@ -178,7 +184,8 @@ def evaluate(
     )
     work = functools.partial(_evaluate, weights=trained.location)
     resolved_spec = ResolvedSpec(evaluation_spec, plugin_manager(evaluation_spec.plugins))
-    returned = probe_run(work, resolved_spec, backend or trained.backend, replicas)
+    with waiting("evaluating", quiet=quiet):
+        returned = probe_run(work, resolved_spec, backend or trained.backend, replicas)
     return dict(returned)
 
 
@@ -191,6 +198,7 @@ def export(
     data: Any = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
+    quiet: bool = False,
 ) -> Path:
     """Exports a trained model to a format that needs no isotrain, in a worker process.
 
@@ -206,6 +214,7 @@ def export(
         include: Patterns of the names of the weights to write, such as `*lora_*`; all when left out. For
             safetensors only.
         exclude: Patterns of the names of weights not to write.
+        quiet: Whether to show nothing meanwhile, also in a terminal or notebook.
 
     Returns:
         Path of the output; on ranks above 0 it may not be written yet.
@@ -238,7 +247,7 @@ def export(
         global_batch_size=2
     )
     host = plugin_manager(export_spec.plugins)
-    with atomically_replaced(path) as new:
+    with atomically_replaced(path) as new, waiting("exporting", quiet=quiet):
         work = functools.partial(
             _export,
             weights=trained.location,

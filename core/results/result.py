@@ -117,11 +117,14 @@ class RunResult(_StoredResult):
         data: Any = None,
         include: str | Sequence[str] = (),
         exclude: str | Sequence[str] = (),
+        quiet: bool = False,
     ) -> Path:
         """Exports the trained model to another format; see `isotrain.export`."""
         from isotrain.core.results.predict_and_export import export
 
-        return export(self, output, to=to, spec=spec, data=data, include=include, exclude=exclude)
+        return export(
+            self, output, to=to, spec=spec, data=data, include=include, exclude=exclude, quiet=quiet
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values, without history and weights."""

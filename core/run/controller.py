@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,9 @@ from isotrain.core.contracts.events import (
     OnEvent,
     OnPlainEvent,
     Output,
+    Restarted,
+    Warned,
+    WorkerLost,
 )
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
@@ -53,6 +57,12 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _POLL_SECONDS = 0.2
+_LOG = logging.getLogger("isotrain.run")
+_LOG.addHandler(
+    logging.NullHandler()
+)  # the display shows the same to who has configured no logging
+_TROUBLES = (Restarted, Warned, WorkerLost)
+"""Events that are logged as warnings."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +153,12 @@ class RunController:
             packages = versions(host.backend(self.plan.backend).packages)
             directory.write_start(spec, self.plan, packages)
             cleanup.enter_context(dispatcher)
-            show = cleanup.enter_context(
-                _display(self.plan, directory.path, ranks, options.get("on_event"))
-            )
+            show = cleanup.enter_context(_display(self.plan, directory.path, ranks, options))
             restarts = Restarts(
                 self.resolved, self.plan, directory, checkpoint, options.get("max_restarts", 0)
             )
 
+            log = _event_log(self.plan)
             checkpoints = [] if checkpoint is None else [(checkpoint.step, checkpoint.location)]
 
             def on_event(event: Event) -> str | None:
@@ -157,6 +166,7 @@ class RunController:
                     checkpoints.append((event.done, event.location))
                 restarts.note_steps(event)
                 answer = show(event)
+                log(event)
                 dispatcher.dispatch(event)
                 return answer
 
@@ -327,19 +337,40 @@ class _UserListener:
 
 @contextlib.contextmanager
 def _display(
-    plan: Plan, directory: Path, ranks: Sequence[int], on_event: OnPlainEvent | None
+    plan: Plan, directory: Path, ranks: Sequence[int], options: RunOptions
 ) -> Iterator[OnEvent]:
     """Shows the events of a run and the output of chosen ranks, by a user's function or on the screen."""
     display: contextlib.AbstractContextManager[OnEvent]
+    on_event = options.get("on_event")
     if on_event is not None:
         display = contextlib.nullcontext(_UserListener(on_event))
+    elif options.get("quiet"):
+        display = contextlib.nullcontext(lambda event: None)
     else:
         from isotrain.core.reporting.display_thread import threaded_display
         from isotrain.core.reporting.progress import automatic
 
-        display = threaded_display(automatic(plan, directory))
+        display = threaded_display(
+            automatic(plan, directory, verbose=options.get("verbose", False))
+        )
     with display as show_event, shown_ranks(directory, ranks, show_event) as show:
         yield show
+
+
+def _event_log(plan: Plan) -> Callable[[Event], None]:
+    """Logs the events of a run; what displays show as a line of its own is text, all else of level DEBUG."""
+    from isotrain.core.reporting.progress import RunProgress
+
+    state = RunProgress(plan, every_epoch=True)
+
+    def log(event: Event) -> None:
+        line = state.note(event)
+        if line is not None:
+            _LOG.log(logging.WARNING if isinstance(event, _TROUBLES) else logging.INFO, "%s", line)
+        elif _LOG.isEnabledFor(logging.DEBUG):
+            _LOG.debug("%s", event.to_dict())
+
+    return log
 
 
 @contextlib.contextmanager

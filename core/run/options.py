@@ -17,6 +17,8 @@ class ResumeOptions(TypedDict, total=False):
         replicas: Number of replicas; left out: one per GPU that can be used, or one.
         on_event: Function that gets each event of the run as a mapping; left out: a progress display. If it
             returns `stop`, training ends early.
+        quiet: Whether to show no progress. What is shown is also logged, by the logger `isotrain.run`.
+        verbose: Whether to show every epoch; otherwise a long run shows about 20.
         port: First port that the backend may use; left out: free ports are found.
         launcher: Name of the launcher; left out: `local`, which starts the processes on this machine.
         launcher_options: Options of the launcher, such as `{"hosts": "node1:2,node2:2"}`.
@@ -28,6 +30,8 @@ class ResumeOptions(TypedDict, total=False):
 
     replicas: int | None
     on_event: OnPlainEvent | None
+    quiet: bool
+    verbose: bool
     port: int | None
     launcher: str | None
     launcher_options: Mapping[str, Any] | None

@@ -249,6 +249,21 @@ def test_the_command_line_loads_it_as_a_plugin(tmp_path: Path) -> None:
     assert "final loss" in finished.stdout
 
 
+def test_a_quiet_run_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO", logger="isotrain.run")
+    fields = spec(epochs=2, checkpoint={"every_epochs": 2})
+    isotrain.run(fields, backend="reference", replicas=2, output=tmp_path / "run", quiet=True)
+    assert capfd.readouterr() == ("", "")
+    lines = [text for name, _, text in caplog.record_tuples if name == "isotrain.run"]
+    assert [line.partition(":")[0] for line in lines if line.startswith("epoch")] == [
+        "epoch 1/2",
+        "epoch 2/2",
+    ]
+    assert any(line.startswith("checkpoint after step") for line in lines)
+
+
 def test_no_process_ends_before_all_have_finished(tmp_path: Path) -> None:
     returned = isotrain.launch(
         saved_late, spec(), backend="reference", replicas=2, output=tmp_path, on_event=print

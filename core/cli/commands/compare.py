@@ -117,7 +117,6 @@ def _add_results_arguments(command: argparse.ArgumentParser) -> None:
         metavar="FRACTION",
         help="end with exit code 5 if a cell is slower than in --against by this much, such as 5%%",
     )
-    add("-q", "--quiet", action="store_true", help="print nothing but the result")
 
 
 def _add_report_arguments(command: argparse.ArgumentParser) -> None:

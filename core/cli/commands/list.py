@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.argument_types import option
 from isotrain.core.cli.command import Command
-from isotrain.core.cli.support import read_spec, waiting, warn_of_plugins
+from isotrain.core.cli.support import read_spec, warn_of_plugins
 from isotrain.core.errors import PlanError
 from isotrain.core.json_format import FORMAT, json_page
+from isotrain.core.reporting.status import waiting
 
 if TYPE_CHECKING:
     from isotrain.core.plugins.manager import PluginManager
@@ -81,7 +82,7 @@ def doctor(options: argparse.Namespace) -> None:
     if options.launcher_option:
         raise PlanError("doctor: --launcher-option needs --launcher NAME too.")
     names = options.backend or host.backends.names()
-    with waiting(f"loading {', '.join(names)}"):
+    with waiting(f"loading {', '.join(names)}", quiet=options.quiet):
         report = examine(host, names)
     if options.json:
         print(json_page({"format": FORMAT, **report}))

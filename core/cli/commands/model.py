@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.argument_types import RUN_HELP, positive_int, run_location
 from isotrain.core.cli.command import Command
-from isotrain.core.cli.support import add_working_directory_to_path, waiting
+from isotrain.core.cli.support import add_working_directory_to_path
 from isotrain.core.contracts.state import FORMS
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_format import FORMAT, json_page
@@ -27,7 +27,7 @@ def predict(options: argparse.Namespace) -> None:
     require_single_process("predict")
     add_working_directory_to_path()
     target = _output(options.output)
-    with removed_on_failure(target.parent), waiting("predicting"):
+    with removed_on_failure(target.parent):
         make_folder(target.parent, f"--output: the folder of {target}")
         predictions = predict_samples(
             options.run,
@@ -35,6 +35,7 @@ def predict(options: argparse.Namespace) -> None:
             spec=options.spec,
             backend=options.backend,
             replicas=options.replicas,
+            quiet=options.quiet,
         )
         arrays = dict(_named_arrays(predictions))
         _write(arrays, target)
@@ -53,15 +54,15 @@ def evaluate(options: argparse.Namespace) -> None:
 
     require_single_process("evaluate")
     add_working_directory_to_path()
-    with waiting("evaluating"):
-        measured = evaluate_model(
-            options.run,
-            None if options.data is None else _data(options.data),
-            metrics=options.metric or None,
-            spec=options.spec,
-            backend=options.backend,
-            replicas=options.replicas,
-        )
+    measured = evaluate_model(
+        options.run,
+        None if options.data is None else _data(options.data),
+        metrics=options.metric or None,
+        spec=options.spec,
+        backend=options.backend,
+        replicas=options.replicas,
+        quiet=options.quiet,
+    )
     if options.json:
         print(json_page({"format": FORMAT, "metrics": measured}))
         return
@@ -78,16 +79,16 @@ def export(options: argparse.Namespace) -> None:
     require_single_process("export")
     add_working_directory_to_path()
     data = None if options.data is None else _data(options.data)
-    with waiting("exporting"):
-        path = export_model(
-            options.run,
-            options.output,
-            to=options.to,
-            spec=options.spec,
-            data=data,
-            include=options.include,
-            exclude=options.exclude,
-        )
+    path = export_model(
+        options.run,
+        options.output,
+        to=options.to,
+        spec=options.spec,
+        data=data,
+        include=options.include,
+        exclude=options.exclude,
+        quiet=options.quiet,
+    )
     if options.json:
         print(json_page({"format": FORMAT, "output": str(path)}))
     else:

@@ -23,7 +23,7 @@ from isotrain.core.cli.common_options import (
     add_override_arguments,
     add_spec_arguments,
 )
-from isotrain.core.cli.support import read_spec_with_choices, waiting
+from isotrain.core.cli.support import read_spec_with_choices
 from isotrain.core.contracts.events import RESULT
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.json_format import FORMAT, json_page, prefixed_line
@@ -85,7 +85,10 @@ def resume(options: argparse.Namespace) -> None:
 
 def _launch_options(options: argparse.Namespace) -> dict[str, Any]:
     """Arguments that `isotrain.run` and `isotrain.resume` share."""
-    names = ("backend", "replicas", "port", "launcher", "max_restarts", "ranks", "interface")
+    names = (
+        *("backend", "replicas", "port", "launcher", "max_restarts", "ranks", "interface"),
+        *("quiet", "verbose"),
+    )
     launcher_options = dict(options.launcher_option)
     return {name: getattr(options, name) for name in names} | {"launcher_options": launcher_options}
 
@@ -170,8 +173,9 @@ def _plan(
     }
     if options.no_measure:
         return api.plan(spec, backend=backend, replicas=replicas, **launcher_choice)
-    with waiting("counting samples and parameters (--no-measure leaves it out)"):
-        return api.measured_plan(spec, backend=backend, replicas=replicas, **launcher_choice)
+    return api.measured_plan(
+        spec, backend=backend, replicas=replicas, quiet=options.quiet, **launcher_choice
+    )
 
 
 def _add_run_arguments(command: argparse.ArgumentParser) -> None:
@@ -273,7 +277,6 @@ def _add_supervision_arguments(command: argparse.ArgumentParser) -> None:
         help="ranks whose output is shown, such as 0,3, or all (default: 0); the run directory has that of"
         " every rank",
     )
-    command.add_argument("-q", "--quiet", action="store_true", help="print nothing but the result")
     command.add_argument(
         "--line-prefix",
         default="",

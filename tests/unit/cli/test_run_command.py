@@ -82,6 +82,14 @@ def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
     assert (Path(directory) / "result.json").is_file()
 
 
+@pytest.mark.parametrize(("option", "lines"), [("--verbose", 45), (None, 24)])
+def test_every_epoch_is_shown_if_asked(folder: Path, option: str | None, lines: int) -> None:
+    run = ("run", "small.json", "--backend", "reference", "--set", "epochs=45")
+    found = in_process(*run, *([option] if option else []), folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    assert found.stderr.count("\nepoch ") == lines
+
+
 def test_a_result_is_printed_though_files_were_removed(folder: Path) -> None:
     text = (folder / "small.py").read_text()
     removal = "    __import__('pathlib').Path('run/versions.json').unlink()\n    inputs ="

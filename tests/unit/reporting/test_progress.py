@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from isotrain.core.contracts.events import (
 from isotrain.core.contracts.plan import Plan, StartMethod
 from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.reporting import progress as display
+from isotrain.core.reporting import status
 
 
 def plan(replicas: int = 2) -> Plan:
@@ -146,11 +148,23 @@ def test_many_epochs_have_few_lines() -> None:
     assert (story.done, story.phase) == (3050, "epoch 305/305"), "the bar is at the last one"
 
 
-def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with display.quiet() as show:
-        for each in whole_run():
-            show(each.to_dict())
-    assert capsys.readouterr() == ("", "")
+def test_each_of_many_epochs_has_a_line_if_asked() -> None:
+    story = display.RunProgress(plan(), every_epoch=True)
+    story.note(Ready(rank=0, plan={"total_steps": 305, "steps_per_epoch": 1}))
+    assert all(story.note(epoch(number)) for number in range(305))
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_call_says_what_it_waits_for_in_a_notebook_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    with status.waiting("predicting", quiet=quiet):
+        status.default_progress(quiet)("half of it")
+    assert not capsys.readouterr().err, "neither a terminal nor a notebook"
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    with status.waiting("predicting", quiet=quiet):
+        status.default_progress(quiet)("half of it")
+    assert capsys.readouterr().err == ("" if quiet else "predicting ...\nhalf of it\n")
 
 
 def test_json_lines_are_strict_json() -> None:
