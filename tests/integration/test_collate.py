@@ -89,7 +89,7 @@ SPEC = {
     "loss": LOSS,
     "optimizer": {"name": "sgd", "lr": 0.5},
     "global_batch_size": 5,
-    "epochs": 3,
+    "epochs": 2,
     "precision": "float64",
     "device": "cpu",
     "threads": 1,
@@ -104,13 +104,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "weighted": {"loss": None, "objective": weighted_loss},
 }
 CELLS = {
-    **{("torch-ddp", replicas): tuple(VARIANTS) for replicas in (1, 2, 3)},
+    **{("torch-ddp", replicas): tuple(VARIANTS) for replicas in (1, 3)},
     ("tf-mirrored", 2): ("longest", "weighted"),
-    ("tf-multiworker", 3): ("longest", "function"),
+    ("tf-multiworker", 2): ("longest", "function"),
     ("horovod-torch", 2): ("longest", "function"),
     ("horovod-tf", 2): ("longest",),
 }
-"""Variants by backend and replicas: what makes batches is the same on all backends."""
+"""Variants by backend and replicas: what makes batches is the same on all; TensorFlow traces most widths."""
 LENGTHS = [len(Texts()[index]["tokens"]) for index in range(SAMPLES)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from integration.session_specs import launch, spec
 
 import isotrain
 from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
+from isotrain.testing.consecutive_sessions import Work, launched_in_turn
 
 State = dict[str, np.ndarray]
 FROM, TO = 2, 5
@@ -19,17 +20,23 @@ FROM, TO = 2, 5
 SGD = {"name": "sgd", "lr": 0.0625, "momentum": 0.5, "weight_decay": 0.25}
 ADAMW = {"name": "adamw", "lr": 0.0625, "weight_decay": 0.25, "beta_1": 0.5, "beta_2": 0.75}
 ADAMW["epsilon"] = 2.0**-10
-OPTIMIZERS = pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+OPTIMIZERS = {"sgd": SGD, "adamw": ADAMW}
+"""Optimizers by name: each launch trains with both, one after the other."""
 
 
-def cells(*backends: str) -> pytest.MarkDecorator:
+def cells(*pairs: tuple[str, int]) -> pytest.MarkDecorator:
     """Parametrization `backend, replicas`: one replica, and what is alike, when there is time."""
     quick = {("torch-ddp", 2), ("tf-mirrored", 2), ("horovod-torch", 2)}
-    pairs = [(backend, replicas) for backend in backends for replicas in (1, 2)]
     return pytest.mark.parametrize(
         ("backend", "replicas"),
         [pytest.param(*each, marks=[] if each in quick else [pytest.mark.slow]) for each in pairs],
     )
+
+
+def by_optimizer(work: Work, backend: str, replicas: int, **fields: Any) -> dict[str, Any]:
+    """What rank 0 returns in a session with each optimizer."""
+    specs = {name: spec(optimizer=each, **fields) for name, each in OPTIMIZERS.items()}
+    return launched_in_turn(specs, work, backend, replicas)[0]
 
 
 def native() -> Any:
@@ -39,6 +46,9 @@ def native() -> Any:
 
     layers = {"first": nn.Linear(3, 5), "tanh": nn.Tanh(), "last": nn.Linear(5, 1)}
     return nn.Sequential(OrderedDict(layers)).double()
+
+
+NATIVE = {"model": {"torch": native}, "precision": "float64"}
 
 
 def native_half() -> Any:
@@ -67,36 +77,44 @@ def weights(session: isotrain.Session) -> State:
     return session.read_state(["trainable", "non-trainable"])
 
 
-def trained(session: isotrain.Session, pattern: str = "*first/*") -> State:
+def trained(session: isotrain.Session, name: str = "") -> State:
     """Weights after a run in which the first layer is frozen on the way; its state must not move then."""
     before: State = {}
     for batch in session.batches():
         if batch.step == FROM:
-            session.freeze(pattern)
-            before = _layer(session.read_state(), pattern)
+            session.freeze("*first/*")
+            before = _layer(session.read_state(), "first")
         if batch.step == TO:
-            for name, array in _layer(session.read_state(), pattern).items():
-                np.testing.assert_array_equal(array, before[name], err_msg=name)
-            session.unfreeze(pattern)
+            for weight, array in _layer(session.read_state(), "first").items():
+                np.testing.assert_array_equal(array, before[weight], err_msg=weight)
+            session.unfreeze("*first/*")
         session.step(batch)
     return weights(session)
 
 
-def _layer(state: State, pattern: str) -> State:
-    """State of the weights that match, their optimizer state included."""
-    return {name: array for name, array in state.items() if pattern.strip("*./") in name}
+def _layer(state: State, part: str) -> State:
+    """State of the weights with a part of their names, their optimizer state included."""
+    return {name: array for name, array in state.items() if part in name}
 
 
-def batches(session: isotrain.Session) -> tuple[list[tuple[np.ndarray, np.ndarray]], State]:
+def batches(
+    session: isotrain.Session, name: str
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], State]:
     read = [batch.slices[0][0] for batch in session.batches()]
     numpy = session.group.numpy
     return [(numpy(each.inputs), numpy(each.targets)) for each in read], weights(session)
 
 
-def portable_twin(optimizer: dict[str, Any], folder: Path) -> State:
-    """NumPy's result of a loop over two layers with Keras' optimizers."""
-    fields = {"optimizer": optimizer, "precision": "float64"}
-    read, start = launch(batches, folder / "twin", 1, "torch-ddp", **fields)
+@functools.cache
+def read_once() -> dict[str, Any]:
+    """Batches and initial weights of a portable run, by optimizer."""
+    return by_optimizer(batches, "torch-ddp", 1, precision="float64")
+
+
+@functools.cache
+def portable_twin(name: str) -> State:
+    """NumPy's result of a loop over two layers with one of Keras' optimizers."""
+    optimizer, (read, start) = OPTIMIZERS[name], read_once()[name]
     values = list(start.values())
     slots = [np.zeros_like(each) for each in values for _ in range(2)]
     for step, (inputs, targets) in enumerate(read):
@@ -135,23 +153,22 @@ def assert_close(result: State, expected: State, tolerance: float) -> None:
         np.testing.assert_allclose(result[name], array, rtol=0, atol=tolerance, err_msg=name)
 
 
-@cells("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
-@OPTIMIZERS
-def test_equals_a_plain_loop(
-    tmp_path: Path, backend: str, replicas: int, optimizer: dict[str, Any]
-) -> None:
-    fields = {"optimizer": optimizer, "precision": "float64"}
-    result = launch(trained, tmp_path, replicas, backend, **fields)
-    assert_close(result, portable_twin(optimizer, tmp_path), 1e-12)
+@cells(
+    *(("torch-ddp", 1), ("torch-ddp", 2), ("tf-mirrored", 1), ("tf-mirrored", 2)),
+    *(("tf-multiworker", 2), ("horovod-torch", 2), ("horovod-tf", 2)),
+)
+def test_equals_a_plain_loop(backend: str, replicas: int) -> None:
+    for name, result in by_optimizer(trained, backend, replicas, precision="float64").items():
+        assert_close(result, portable_twin(name), 1e-12)
 
 
-def native_twin(session: isotrain.Session) -> State:
+def native_twin(session: isotrain.Session, name: str) -> State:
     """Result of a plain torch loop, in a process of its own."""
     import torch
 
     model = session.model
     options = {"lr": 0.0625, "weight_decay": 0.25}
-    if session.spec.optimizer.name == "sgd":
+    if name == "sgd":
         optimizer: Any = torch.optim.SGD(model.parameters(), momentum=0.5, **options)
     else:
         optimizer = torch.optim.AdamW(
@@ -166,15 +183,15 @@ def native_twin(session: isotrain.Session) -> State:
     return weights(session)
 
 
-@cells("torch-ddp", "horovod-torch")
-@OPTIMIZERS
-def test_native_models_equal_a_plain_torch_loop(
-    tmp_path: Path, backend: str, replicas: int, optimizer: dict[str, Any]
-) -> None:
-    fields = {"model": {"torch": native}, "optimizer": optimizer, "precision": "float64"}
-    result = launch(trained, tmp_path, replicas, backend, **fields)
-    expected = launch(native_twin, tmp_path / "twin", 1, "torch-ddp", **fields)
-    assert_close(result, expected, 1e-12)
+@functools.cache
+def native_twins() -> dict[str, State]:
+    return by_optimizer(native_twin, "torch-ddp", 1, **NATIVE)
+
+
+@cells(("torch-ddp", 1), ("torch-ddp", 2), ("horovod-torch", 2))
+def test_native_models_equal_a_plain_torch_loop(backend: str, replicas: int) -> None:
+    for name, result in by_optimizer(trained, backend, replicas, **NATIVE).items():
+        assert_close(result, native_twins()[name], 1e-12)
 
 
 NORMALIZED = [
@@ -308,59 +325,48 @@ def test_frozen_weights_rest_under_a_loss_scale(
         assert not np.array_equal(array, start[name]), name
 
 
-def until(session: isotrain.Session, last: int, saves: bool) -> State:
-    """State after some steps: frozen before the first, and unfrozen before the sixth."""
-    if saves or not session.steps_done:
+def until_the_end(session: isotrain.Session, saves_to: Path | None = None) -> State:
+    """State of a run that is frozen before its first step and unfrozen before the sixth, or saves before."""
+    if not session.steps_done:
         session.freeze("*first*")
     for batch in session.batches():
         if batch.step == TO:
             session.unfreeze("*first*")
         session.step(batch)
-        if saves and batch.step == last:
-            session.save(session.run_directory / "saved")
+        if saves_to is not None and batch.step == FROM:
+            session.save(saves_to)
             return {}
     return session.read_state()
 
 
-def first_part(session: isotrain.Session) -> State:
-    return until(session, FROM, saves=True)
+def first_part(session: isotrain.Session, name: str, folder: Path) -> None:
+    until_the_end(session, saves_to=folder / name)
 
 
-def uninterrupted(session: isotrain.Session) -> State:
-    return until(session, FROM, saves=False)
+def uninterrupted(session: isotrain.Session, name: str) -> State:
+    return until_the_end(session)
 
 
-def resumed(session: isotrain.Session) -> State:
-    session.restore(session.run_directory.parents[1] / "first" / "run" / "saved")
+def resumed(session: isotrain.Session, name: str, folder: Path) -> State:
+    session.restore(folder / name)
     with pytest.raises(IsotrainError, match="every weight is frozen"):
         session.freeze("*")
-    return until(session, FROM, saves=False)
+    return until_the_end(session)
 
 
 @pytest.mark.parametrize(
     ("backend", "fields"),
-    [
-        ("torch-ddp", {}),
-        ("torch-ddp", {"model": {"torch": native}, "precision": "float64"}),
-        ("tf-mirrored", {}),
-        ("horovod-torch", {"model": {"torch": native}, "precision": "float64"}),
-    ],
+    [("torch-ddp", {}), ("torch-ddp", NATIVE), ("tf-mirrored", {}), ("horovod-torch", NATIVE)],
 )
-@OPTIMIZERS
 def test_a_resumed_run_ends_with_the_same_bits(
-    tmp_path: Path, backend: str, fields: dict[str, Any], optimizer: dict[str, Any]
+    tmp_path: Path, backend: str, fields: dict[str, Any]
 ) -> None:
-    fields = {**fields, "optimizer": optimizer}
-
-    def run(work: Callable[[isotrain.Session], State], folder: Path) -> State:
-        state: State = launch(work, folder, 2, backend, **fields)
-        return state
-
-    run(first_part, tmp_path / "first")
-    whole, again = run(uninterrupted, tmp_path / "whole"), run(resumed, tmp_path / "second")
-    assert whole.keys() == again.keys()
-    for name, array in whole.items():
-        np.testing.assert_array_equal(again[name], array, err_msg=name)
+    by_optimizer(functools.partial(first_part, folder=tmp_path), backend, 2, **fields)
+    again = by_optimizer(functools.partial(resumed, folder=tmp_path), backend, 2, **fields)
+    for optimizer, whole in by_optimizer(uninterrupted, backend, 2, **fields).items():
+        assert whole.keys() == again[optimizer].keys()
+        for name, array in whole.items():
+            np.testing.assert_array_equal(again[optimizer][name], array, err_msg=name)
 
 
 def refusals(session: isotrain.Session) -> list[str]:
