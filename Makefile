@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick test-examples test-kernels test-launchers lint format docs benchmark clean
+.PHONY: help environment demo test test-quick test-examples test-kernels test-launchers lint format docs benchmark dist release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 20
@@ -70,13 +70,28 @@ docs: .venv-docs/complete ## the documentation as a site, in site/; only the fir
 
 .venv-docs/complete: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	.venv-docs/bin/python -m pip install --quiet --constraint constraints.txt pip
+	.venv-docs/bin/pip install --quiet --constraint constraints.txt --editable . --group docs
 	touch $@
 
 benchmark: environment ## isotrain beside what people would run instead: hours
 	test -e .venv-peers/complete || $(VENV_PYTHON) -m benchmarks.peers --setup
 	$(VENV_PYTHON) -m benchmarks.peers
 
+dist: environment ## the source distribution and the wheel, in dist/
+	rm -rf dist
+	$(VENV_PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
+	$(VENV_PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+
+VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
+
+release: ## everything that continuous integration runs, then dist/ and a tag of the version in pyproject.toml
+	test -z "$$(git status --porcelain)"
+	grep -q '^## \[$(VERSION)\]' CHANGELOG.md
+	.ci/run
+	$(MAKE) dist
+	git tag 'v$(VERSION)'
+
 clean: ## remove the environment and every generated file; the cached Horovod wheel stays
-	rm -rf .venv .venv-docs .venv-launchers .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build site isotrain.egg-info
+	rm -rf .venv .venv-docs .venv-launchers .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site isotrain.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

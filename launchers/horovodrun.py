@@ -46,7 +46,7 @@ class HorovodrunLauncher(SchedulerLauncher):
 
     def availability(self) -> Availability:
         if find_spec("horovod") is None:
-            hint = "build it for the installed frameworks: python tools/horovod/build.py"
+            hint = "build it for the installed frameworks: python -m isotrain.build_horovod"
             return Availability(False, None, "horovod is not installed", hint)
         return Availability(True)
 

@@ -23,9 +23,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import progress
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools" / "build_horovod"))
+
+import progress  # noqa: E402 - isotrain is not installed yet
+
 VENV = ROOT / ".venv"
 STAMP = VENV / ".stamp"
 LOG = VENV / "setup.log"
@@ -35,7 +37,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST = (3, 11)
 
 TENSORFLOW = "tensorflow-cpu" if platform.machine() == "x86_64" else "tensorflow"
-BUILD_TOOLS = ("setuptools", "wheel")
+BUILD_TOOLS = ("pip", "setuptools", "wheel")
 HOROVOD_NEEDS = ("cffi", "cmake", "packaging")
 JAX = ("jax", "jaxlib")
 JAX_FOLDER = VENV / "jax"
@@ -56,7 +58,7 @@ class SetupError(Exception):
 def _inputs() -> str:
     """A digest of everything that decides what gets installed."""
     files = [CONSTRAINTS, ROOT / "pyproject.toml", Path(__file__).resolve()]
-    files += sorted(f for f in (ROOT / "tools" / "horovod").iterdir() if f.is_file())
+    files += sorted(f for f in (ROOT / "tools" / "build_horovod").iterdir() if f.is_file())
     digest = hashlib.sha256(str(VENV).encode())
     for file in files:
         digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
@@ -178,9 +180,15 @@ def steps(with_venv: bool, with_horovod: bool = True) -> list[progress.Step]:
     """Steps to run, in this order."""
     pip = (str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
     pinned = (*pip, "--constraint", str(CONSTRAINTS))
-    project = ("--no-build-isolation", "--editable", f"{ROOT}[torch,dev]")
+    project = (
+        "--no-build-isolation",
+        "--editable",
+        f"{ROOT}[torch]",
+        "--group",
+        f"{ROOT}/pyproject.toml:dev",
+    )
     venv = (os.path.realpath(sys.executable), "-m", "venv", str(VENV))
-    horovod = (str(VENV_PYTHON), str(ROOT / "tools" / "horovod" / "build.py"))
+    horovod = (str(VENV_PYTHON), "-m", "isotrain.build_horovod")
     jax = ("--no-deps", "--upgrade", "--target", str(JAX_FOLDER), *JAX)
     tasks = [
         ("creating .venv with Python {}.{}".format(*sys.version_info), "", venv),

@@ -20,7 +20,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-import progress
+from isotrain.build_horovod import progress
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-launchers"
@@ -28,7 +28,7 @@ PYTHON = VENV / "bin" / "python"
 LOG = VENV / "setup.log"
 STAMP = VENV / ".stamp"
 CONSTRAINTS = ROOT / "constraints.txt"
-HOROVOD = ROOT / "tools" / "horovod" / "build.py"
+BUILD_HOROVOD = ROOT / "tools" / "build_horovod"
 DEBIAN = (
     *(
         "munge",
@@ -68,7 +68,7 @@ def _says(command: Sequence[str]) -> str:
 def _inputs() -> str:
     """A digest of what decides what is installed."""
     below = Path(sys.prefix) / ".stamp"
-    files = [Path(__file__).resolve(), CONSTRAINTS, *sorted(HOROVOD.parent.iterdir()), below]
+    files = [Path(__file__).resolve(), CONSTRAINTS, *sorted(BUILD_HOROVOD.iterdir()), below]
     digest = hashlib.sha256(f"{VENV} {sys.prefix}".encode())
     for file in filter(Path.is_file, files):
         digest.update(file.read_bytes())
@@ -111,7 +111,7 @@ def _install_python() -> None:
     _run(f"installing {', '.join(PYPI)}", (*pip, "--constraint", str(CONSTRAINTS), *PYPI))
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     mpi = {"ISOTRAIN_HOROVOD_MPI": "1", "PATH": tools}
-    _run("installing Horovod with MPI", (str(PYTHON), str(HOROVOD)), **mpi)
+    _run("installing Horovod with MPI", (str(PYTHON), "-m", "isotrain.build_horovod"), **mpi)
 
 
 def _install() -> None:

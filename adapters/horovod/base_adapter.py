@@ -34,8 +34,8 @@ _SHUT_DOWN = "Horovod has been shut down"
 """Text of the error of Horovod's TensorFlow operations, which have no exception class of Horovod."""
 
 
-INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/build.py"
-REBUILD_HINT = "rebuild it for the installed frameworks: python tools/horovod/build.py"
+INSTALL_HINT = "build it for the installed frameworks: python -m isotrain.build_horovod"
+REBUILD_HINT = "rebuild it for the installed frameworks: python -m isotrain.build_horovod"
 _BUILD_VARIABLES = {"mpi": "ISOTRAIN_HOROVOD_MPI=1 ", "nccl": "HOROVOD_GPU_OPERATIONS=NCCL "}
 """Environment variables with which Horovod is built with a collective that is off by default."""
 COMPRESSIONS = ("none", "fp16")
@@ -222,7 +222,7 @@ class Horovod(TcpParameterServer):
 def _built(available: bool, name: str) -> Availability:
     if available:
         return Availability(True)
-    hint = f"build it with: {_BUILD_VARIABLES.get(name, '')}python tools/horovod/build.py"
+    hint = f"build it with: {_BUILD_VARIABLES.get(name, '')}python -m isotrain.build_horovod"
     return Availability(False, None, f"this Horovod was built without {name}", hint)
 
 

@@ -67,11 +67,11 @@ def versions() -> dict[str, str]:
 
 
 def _pinned() -> list[str]:
-    """The requirements of the extra `peers`."""
+    """The requirements of the dependency group `peers`."""
     import tomllib
 
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pinned: list[str] = project["optional-dependencies"]["peers"]
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    pinned: list[str] = project["dependency-groups"]["peers"]
     return pinned
 
 

@@ -32,7 +32,7 @@ def load(name: str, folder: Path = TOOLS) -> ModuleType:
     return module
 
 
-progress = load("progress")
+progress = load("progress", TOOLS / "build_horovod")
 set_up = load("setup_environment")
 
 

@@ -1,4 +1,4 @@
-"""Install Horovod into the Python environment that runs this program.
+"""Install Horovod into the Python environment that runs this program: `python -m isotrain.build_horovod`.
 
 The wheel is built from the registry's source distribution with the patch beside this file, against
 the PyTorch and TensorFlow of this environment, and kept in a cache outside the clone, so that it is
@@ -34,14 +34,9 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import headers
-import unified_patch
+from isotrain.build_horovod import headers, progress, unified_patch
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import progress  # noqa: E402 - beside the set-up of the clone, which shares it
-
 VERSION = "0.28.1"
 PATCH = HERE / f"horovod-{VERSION}.patch"
 REQUIREMENTS = HERE / "requirements.txt"
