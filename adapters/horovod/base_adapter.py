@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from isotrain.adapters.common import nccl
 from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.keras import backend as keras_backend
@@ -145,10 +146,8 @@ class Horovod(TcpParameterServer):
             availabilities["mpi"] = Availability(
                 False, None, "not started by mpirun", "use an MPI launcher"
             )
-        if built["nccl"] and not self.accelerators():
-            availabilities["nccl"] = Availability(
-                False, None, "no NVIDIA GPU is visible", "use gloo"
-            )
+        if built["nccl"]:
+            availabilities["nccl"] = nccl.availability(self.accelerators(), instead="gloo")
         return {"auto": availabilities["nccl" if self.accelerators() else "gloo"], **availabilities}
 
     def _versions(self) -> dict[str, str]:

@@ -57,6 +57,7 @@ class HorovodTF(MultiProcessAdapter, Horovod):
 def _use_process_devices(backend_config: BackendConfig, context: ProcessContext) -> None:
     """Sets TensorFlow's threads and GPU to those of this process."""
     from isotrain.adapters.tensorflow import distribution
+    from isotrain.adapters.tensorflow.base import gpu
 
     distribution.use_threads(backend_config.threads)
-    distribution.use_local_gpu(backend_config, context)
+    gpu.use_local_gpu(backend_config, context)

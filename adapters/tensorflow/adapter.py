@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from isotrain.adapters.common import nccl
 from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.tensorflow.base_adapter import (
@@ -61,14 +62,14 @@ class _TFDistribute(TensorFlowAdapter):
         import keras
         import tensorflow as tf
 
+        from isotrain.adapters.tensorflow.base import gpu
+
         versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
         changes = self.framework_private_api_changes() or keras_backend.private_api_changes()
         if changes:
             return Examination(changes, versions=versions)
-        gpus = len(tf.config.list_physical_devices("GPU"))
-        collectives = {
-            name: _nccl(gpus) if name == "nccl" else Availability(True) for name in self.collectives
-        }
+        collectives = {name: Availability(True) for name in self.collectives}
+        collectives["nccl"] = nccl.availability(gpu.count(), instead="auto")
         return Examination(Availability(True, tf.__version__), collectives, versions)
 
     def accelerators(self) -> int:
@@ -78,16 +79,7 @@ class _TFDistribute(TensorFlowAdapter):
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
         name = self.collective_or_default(requested)
-        if name == "auto":
-            return "nccl" if device == "gpu" else self.cpu_collective
-        if name == "nccl" and device == "cpu":
-            raise UnsupportedError(
-                f"{self.name}:nccl communicates between GPUs, and this run uses CPUs (TensorFlow itself"
-                " would fall back to another collective with only a warning). Use"
-                f" {self.name}:{self.cpu_collective}, or device: gpu on a machine with NVIDIA GPUs"
-                " and a CUDA build of TensorFlow."
-            )
-        return name
+        return nccl.resolve(self, name, device, on_cpu=self.cpu_collective)
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         bucket_bytes(options, self.name)
@@ -110,12 +102,13 @@ class _TFDistribute(TensorFlowAdapter):
         import tensorflow as tf
 
         from isotrain.adapters.tensorflow import distribution
+        from isotrain.adapters.tensorflow.base import gpu
         from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
         from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 
         distribution.use_threads(backend_config.threads * len(context.local_replicas))
         if context.replicas == 1:
-            distribution.use_local_gpu(backend_config, context)
+            gpu.use_local_gpu(backend_config, context)
             single = SingleReplicaCommunicator(*context.local_replicas)
             return TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), single)
         strategy = self.build_strategy(spec, backend_config, context)
@@ -275,13 +268,6 @@ class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
         from isotrain.adapters.tensorflow.comm.tf_distribute import MultiWorkerCommunicator
 
         return MultiWorkerCommunicator(context, backend_config, bucket_bytes)
-
-
-def _nccl(gpus: int) -> Availability:
-    """Whether TensorFlow's NCCL collectives can work with this number of visible GPUs."""
-    if gpus:
-        return Availability(True)
-    return Availability(False, None, "TensorFlow sees no NVIDIA GPU", "use auto")
 
 
 def bucket_bytes(options: Mapping[str, Any], backend: str) -> int:

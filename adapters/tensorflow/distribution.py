@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from isotrain.adapters.common.wait_for_server import wait_for_rank_zero
+from isotrain.adapters.tensorflow.base import gpu
 from isotrain.adapters.tensorflow.base.private_api import disable_heartbeat_timeout
 from isotrain.plugin import BackendConfig, PlanError, ProcessContext
 
@@ -41,24 +42,6 @@ def use_threads(threads: int) -> None:
         )
 
 
-def use_local_gpu(backend_config: BackendConfig, context: ProcessContext) -> None:
-    """Makes only the GPU of the local rank visible to this process, with memory growth.
-
-    Raises:
-        PlanError: There are fewer GPUs than processes on this host.
-    """
-    if backend_config.device == "cpu":
-        return
-    gpus = tf.config.list_physical_devices("GPU")
-    if context.local_rank >= len(gpus):
-        raise PlanError(
-            f"process {context.rank} needs GPU {context.local_rank} of its host, and TensorFlow sees"
-            f" {len(gpus)} GPUs. Use at most one replica per GPU, or device: cpu."
-        )
-    tf.config.set_visible_devices(gpus[context.local_rank], "GPU")
-    tf.config.experimental.set_memory_growth(gpus[context.local_rank], True)
-
-
 def mirrored_strategy(
     backend_config: BackendConfig, context: ProcessContext
 ) -> tf.distribute.Strategy:
@@ -72,8 +55,7 @@ def mirrored_strategy(
     if kind == "CPU":
         split_cpu(count)
     else:
-        for gpu in tf.config.list_physical_devices("GPU"):
-            tf.config.experimental.set_memory_growth(gpu, True)
+        gpu.use_all()
     available = len(tf.config.list_logical_devices(kind))
     if available < count:
         raise PlanError(
@@ -109,7 +91,7 @@ def multi_worker_strategy(
         context: Process context of this process.
         start_timeout: Seconds until the process is aborted.
     """
-    use_local_gpu(backend_config, context)
+    gpu.use_local_gpu(backend_config, context)
     gpus = 1 if backend_config.device == "gpu" else 0
     bypass_proxies(context)
     with abort_after(start_timeout):

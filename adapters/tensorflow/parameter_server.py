@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow import distribution
+from isotrain.adapters.tensorflow.base import gpu
 from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
     local_mean_losses,
     seed_offset_of,
@@ -49,7 +50,7 @@ def start_coordinator(
 ) -> CoordinatorGroup:
     """Connects the coordinator to workers and servers, and builds the model on the servers."""
     _prepare(backend_config, server_connection)
-    tf.config.set_visible_devices([], "GPU")
+    gpu.use_none()
     liveness = WorkerLiveness(server_connection)
     liveness.await_all()
     with distribution.abort_after(server_connection.start_timeout):
@@ -69,9 +70,9 @@ def serve(backend_config: BackendConfig, server_connection: ServerConnection) ->
     """Runs a worker's or server's `tf.distribute.Server` until the coordinator is gone."""
     _prepare(backend_config, server_connection)
     if server_connection.context.role == "worker":
-        distribution.use_local_gpu(backend_config, server_connection.single_replica_context())
+        gpu.use_local_gpu(backend_config, server_connection.single_replica_context())
     else:
-        tf.config.set_visible_devices([], "GPU")
+        gpu.use_none()
     job, task = _task(server_connection)
     threads = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=backend_config.threads,

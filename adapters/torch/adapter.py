@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isotrain.adapters.common import nccl
 from isotrain.adapters.common.layout_capabilities import fully_sharded_bytes, layout_capabilities
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.base_adapter import INSTALL_HINT, TorchAdapter
@@ -66,6 +67,8 @@ class TorchDDP(TorchAdapter):
         import torch
         import torch.distributed as dist
 
+        from isotrain.adapters.torch.base import gpu
+
         versions = {"torch": torch.__version__, **keras_backend.version()}
         if not dist.is_available():
             reason = "this build of torch has no torch.distributed"
@@ -73,10 +76,12 @@ class TorchDDP(TorchAdapter):
         fault = self.framework_private_api_changes() or keras_backend.private_api_changes()
         if fault:
             return Examination(fault, versions=versions)
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        gpus = gpu.count()
         collectives = {
             "gloo": _built(dist.is_gloo_available(), "gloo"),
-            "nccl": _nccl(dist.is_nccl_available(), gpus),
+            "nccl": nccl.availability(gpus, absence=gpu.absence(), instead="gloo")
+            if dist.is_nccl_available()
+            else _built(False, "NCCL"),
             "mpi": Availability(False, None, "its processes must be started by mpirun", "use gloo"),
         }
         auto = "nccl" if gpus else "gloo"
@@ -97,19 +102,12 @@ class TorchDDP(TorchAdapter):
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
         name = self.collective_or_default(requested)
-        if name == "auto":
-            return "nccl" if device == "gpu" else "gloo"
-        if name == "nccl" and device == "cpu":
-            raise UnsupportedError(
-                "torch-ddp:nccl communicates between GPUs, and this run uses CPUs. Use torch-ddp:gloo,"
-                " or device: gpu on a machine with NVIDIA GPUs and a CUDA build of torch."
-            )
         if name == "mpi":
             raise UnsupportedError(
                 "torch-ddp:mpi needs a torch that was compiled with MPI and processes started by"
                 " mpirun; torch's published builds have no MPI. Use torch-ddp:gloo."
             )
-        return name
+        return nccl.resolve(self, name, device, on_cpu="gloo")
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         return self.forked(spec, device, __name__, "isotrain.adapters.torch.comm.ddp")
@@ -137,7 +135,7 @@ class TorchDDP(TorchAdapter):
         if not isinstance(spec.model, Mapping):
             return super().start_fully_sharded(spec, backend_config, context, unit_bytes)
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch.replica.replica_group import replica_device
+        from isotrain.adapters.torch.base.gpu import replica_device
         from isotrain.adapters.torch.sharded.fsdp import FSDPCommunicator, FSDPReplicaGroup
 
         def connect() -> FSDPCommunicator:
@@ -204,11 +202,3 @@ def _built(available: bool, name: str) -> Availability:
     if available:
         return Availability(True)
     return Availability(False, None, f"this build of torch has no {name}", "use another collective")
-
-
-def _nccl(available: bool, gpus: int) -> Availability:
-    if not available:
-        return _built(False, "NCCL")
-    if not gpus:
-        return Availability(False, None, "no NVIDIA GPU is visible", "use gloo")
-    return Availability(True)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
 INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torch keras"
+_ONLY_CPU = {"CUDA_VISIBLE_DEVICES": "", "KERAS_TORCH_DEVICE": "cpu"}
+"""Environment variables of runs on CPUs; Keras would choose any accelerator of torch, such as Intel's."""
 _FAST_IMPORT = "isotrain.adapters.torch.fast_import"
 
 
@@ -98,7 +100,7 @@ class TorchAdapter(TcpParameterServer):
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
         }
-        return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
+        return variables if device == "gpu" else variables | _ONLY_CPU
 
     def forked(self, spec: TrainingSpec, device: DeviceKind, *modules: str) -> StartMethod:
         """Start method with a fork server, which imports what replicas need; without one for GPUs.
@@ -128,7 +130,8 @@ class TorchAdapter(TcpParameterServer):
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup, replica_device
+        from isotrain.adapters.torch.base.gpu import replica_device
+        from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
 
         device = replica_device(backend_config, context)
         return TorchReplicaGroup(
@@ -151,7 +154,8 @@ class TorchAdapter(TcpParameterServer):
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> dict[str, ReplicaGroup]:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch.replica.replica_group import replica_device, start_updates
+        from isotrain.adapters.torch.base.gpu import replica_device
+        from isotrain.adapters.torch.replica.replica_group import start_updates
 
         return start_updates(
             spec,
@@ -182,8 +186,8 @@ class TorchAdapter(TcpParameterServer):
         split: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
+        from isotrain.adapters.torch.base.gpu import replica_device
         from isotrain.adapters.torch.pipeline.replica_group import PipelineReplicaGroup
-        from isotrain.adapters.torch.replica.replica_group import replica_device
 
         device = replica_device(backend_config, context)
         return PipelineReplicaGroup(

@@ -14,6 +14,7 @@ import tensorflow as tf
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.keras import weights as keras_weights
+from isotrain.adapters.tensorflow.base import gpu
 from isotrain.adapters.tensorflow.base.initial_broadcast import InitialValues
 from isotrain.adapters.tensorflow.base.private_api import copies
 from isotrain.adapters.tensorflow.comm.base import Communicator
@@ -88,7 +89,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             holder.broadcast()
         self._trainer.record_generator_states()
         self._rate_dtype = tf.float64 if spec.precision == "float64" else tf.float32
-        on_host = not tf.config.list_logical_devices("GPU")
+        on_host = not gpu.are_used()
         self._host_dtypes = {*_INTEGER_DTYPES, self._rate_dtype} if on_host else set()
         self._is_optimizer_sharded = False
         self._is_first = True
@@ -547,8 +548,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self.all_reduce(ones)[0].numpy()
 
     def synchronize_device(self) -> None:
-        if tf.config.list_logical_devices("GPU"):
-            tf.test.experimental.sync_devices()
+        gpu.synchronize()
 
     def close(self) -> None:
         keras_weights.unlock_trainable(self.model)

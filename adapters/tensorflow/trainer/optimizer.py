@@ -17,6 +17,7 @@ from keras import ops
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.private.optimizers import momentum_of
+from isotrain.adapters.tensorflow.base import gpu
 from isotrain.adapters.tensorflow.base.variables import assign_all, undo_where
 from isotrain.adapters.tensorflow.trainer.state import canonical_names, native, slots
 from isotrain.plugin import SpecError, TrainingSpec, weight_groups
@@ -29,7 +30,7 @@ def use_fused_sgd(optimizer: keras.optimizers.Optimizer) -> None:
     """
     if type(optimizer) is not keras.optimizers.SGD or not optimizer.momentum:
         return
-    if tf.config.list_logical_devices("GPU"):
+    if gpu.are_used():
         return
 
     def update(gradient: Any, variable: Any, rate: Any) -> None:

@@ -31,7 +31,7 @@ def binary_cross_entropy(
         reduction: 0 for a loss per element, 1 for their mean, 2 for their sum.
     """
     is_elementwise = weight is None and reduction == _NONE
-    if is_elementwise and probabilities.is_cuda:
+    if is_elementwise and probabilities.device.type != "cpu":
         return elementwise_of_any(probabilities, targets)
     try:
         return private_api.binary_cross_entropy(probabilities, targets, weight, reduction)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from isotrain.adapters.torch.base import gpu
 from isotrain.plugin import map_tree
 
 _GRADIENTS_NEEDED_ERROR = "does not require grad"
@@ -26,7 +27,7 @@ class WithoutGradients:
     def __call__(self, compute: Callable[..., Any], *args: Any) -> Any:
         """Result of `compute(*args)`, a pytree whose tensors are detached."""
         if not self._needs_gradients:
-            rng_states = _rng_states()
+            rng_states = {device: gpu.rng_state(device) for device in (gpu.CPU, *gpu.in_use())}
             try:
                 with torch.no_grad():
                     return compute(*args)
@@ -34,23 +35,11 @@ class WithoutGradients:
                 if _GRADIENTS_NEEDED_ERROR not in str(error):
                     raise
             self._needs_gradients = True
-            _set_rng_states(rng_states)
+            for device, state in rng_states.items():
+                gpu.set_rng_state(state, device)
         with torch.enable_grad():
             return map_tree(_detached, compute(*args), lists=True)
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if torch.is_tensor(value) else value
-
-
-def _rng_states() -> list[torch.Tensor]:
-    """States of torch's default generators, uint8 vectors: the CPU's, and the current GPU's if in use."""
-    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *gpu]
-
-
-def _set_rng_states(states: list[torch.Tensor]) -> None:
-    """Restores the states of torch's generators, uint8 vectors: the CPU's, then those of GPUs."""
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.cuda.set_rng_state(state)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from isotrain.adapters.torch.base import gpu
+
 _ROWS = 30
 
 
@@ -18,7 +20,7 @@ def start_profile(folder: Path) -> Callable[[], None]:
     def stop() -> None:
         profiler.stop()
         profiler.export_chrome_trace(str(folder / "trace.json"))
-        key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        key = gpu.PROFILE_ORDER if gpu.count() else "self_cpu_time_total"
         table = profiler.key_averages().table(sort_by=key, row_limit=_ROWS)
         (folder / "summary.txt").write_text(table, encoding="utf-8")
 

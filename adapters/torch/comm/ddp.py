@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.gpu import replica_device
 from isotrain.adapters.torch.base.initial_broadcast import broadcast_initial_values
 from isotrain.adapters.torch.comm.base import Wait
 from isotrain.adapters.torch.comm.loss_in_gradients import LossInGradients
@@ -86,7 +87,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         start_process_group(backend_config, context)
         self.rank = context.rank
         self.replicas = context.world_size
-        self._device_ids = [torch.cuda.current_device()] if backend_config.device == "gpu" else None
+        self._device = replica_device(backend_config, context)
         self._options = ddp_options(backend_config.options)
         self._timeout = timedelta(seconds=backend_config.timeout)
         self._is_sharded = SHARD in context.device_mesh.sizes
@@ -141,7 +142,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         )
         self.module = _DDPNamingUnused(
             self._loss if self._loss_in_gradients else trainer.loss_module,
-            device_ids=self._device_ids,
+            device_ids=None if self._device.type == "cpu" else [self._device],
             **_NO_BROADCAST,
             **self._options,
         )
@@ -329,10 +330,6 @@ class DDPCommunicator(ProcessGroupCommunicator):
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1, device=self._device), "sum").item()
-
-    @property
-    def _device(self) -> torch.device:
-        return torch.device("cpu" if self._device_ids is None else f"cuda:{self._device_ids[0]}")
 
     def close(self) -> None:
         """Destroys the process group after DDP, whose threads must not outlive it. Collective."""

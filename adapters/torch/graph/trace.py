@@ -14,7 +14,7 @@ import torch
 
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.carried_state import CarryScope
-from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base import gpu, private_api
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.pytree import emptied, filled, leaves
 from isotrain.adapters.torch.graph.codegen import compile_direct_calls
@@ -280,5 +280,4 @@ def _comparable(state: Any) -> tuple[Any, ...]:
 
 def _preserved_torch_rng(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
     """Restores torch's generators afterwards, those of the devices of tensors (any shape) too."""
-    devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    return torch.random.fork_rng([device.index or 0 for device in devices])
+    return torch.random.fork_rng(gpu.holding(tensors))

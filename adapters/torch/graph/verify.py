@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from isotrain.adapters.torch.base import gpu
 from isotrain.adapters.torch.base.pytree import filled, leaves
 from isotrain.adapters.torch.metrics.base import MeasuredPredictions
 
@@ -62,22 +63,20 @@ class Snapshot:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
         self._values = [tensor.detach().clone() for tensor in tensors]
-        devices = sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
-        self._devices = devices
+        self._devices = [gpu.CPU, *gpu.holding(tensors)]
         self._rng_states = self.rng_states()
 
     def rng_states(self) -> list[torch.Tensor]:
-        """Current states of the generators, uint8 vectors: the CPU's, then one per CUDA device."""
-        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)]
+        """Current states of the generators, uint8 vectors: the CPU's, then one per GPU."""
+        return [gpu.rng_state(device) for device in self._devices]
 
     def restore(self) -> None:
         """Restores tensors and generators."""
         with torch.no_grad():
             for tensor, value in zip(self._tensors, self._values, strict=True):
                 tensor.copy_(value)
-        torch.set_rng_state(self._rng_states[0])
-        for device, state in zip(self._devices, self._rng_states[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
+        for device, state in zip(self._devices, self._rng_states, strict=True):
+            gpu.set_rng_state(state, device)
 
 
 @dataclass(frozen=True, eq=False)

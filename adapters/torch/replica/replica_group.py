@@ -17,7 +17,7 @@ from torch import nn
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.common.objective import MAX_LOSSES
-from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base import gpu, private_api
 from isotrain.adapters.torch.base.profiler import start_profile
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
@@ -47,7 +47,6 @@ from isotrain.plugin import (
     ExportForm,
     LayerTrait,
     Phase,
-    ProcessContext,
     Reduction,
     ReplicaGroup,
     Slice,
@@ -56,18 +55,6 @@ from isotrain.plugin import (
     TrainingSpec,
     map_tree,
 )
-
-
-def replica_device(backend_config: BackendConfig, context: ProcessContext) -> torch.device:
-    """Device of this process's replica: the GPU of its local rank, or the CPU.
-
-    With fewer GPUs than processes on the host, local rank n shares GPU n modulo their number.
-    """
-    if backend_config.device == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", context.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 class TorchReplicaGroup(ReplicaGroup):
@@ -168,10 +155,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def _to_device(self, array: Any) -> torch.Tensor:
         """Tensor on the device, of an array's shape and dtype."""
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        if self._is_cpu:
-            return tensor
-        with torch.cuda.device(self._device):  # else pinning in a thread makes a context on GPU 0
-            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor if self._is_cpu else gpu.copy_from_host(tensor, self._device)
 
     def set_frozen(self, names: Collection[str]) -> None:
         self.trainer.zero_gradients()
@@ -630,8 +614,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def synchronize_device(self) -> None:
         self.communicator.require_all_reduced()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        gpu.synchronize(self._device)
 
     def close(self) -> None:
         self.trainer.close()

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from isotrain.adapters.keras import backend as keras_backend
+from isotrain.adapters.torch.base.gpu import replica_device
 from isotrain.adapters.torch.comm.base import Communicator, all_reduce_mean_flat
 from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
 from isotrain.adapters.torch.replica.loss_weighting import SliceWeights
-from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup, replica_device
+from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
 from isotrain.adapters.torch.sharded.native import ShardedNativeTrainer
 from isotrain.adapters.torch.sharded.trainer import ShardedTrainer
 from isotrain.adapters.torch.sharded.weights import ShardedWeights

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from isotrain.adapters.torch.base import gpu
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import (
     TensorOrShard,
@@ -140,17 +142,16 @@ StateAccess = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], Any]]
 """Getter, which copies, and setter of a generator's state, a tensor."""
 
 
+def _generator(device: torch.device) -> StateAccess:
+    """Access to the state of a device's default generator."""
+    return partial(gpu.rng_state, device), partial(gpu.set_rng_state, device=device)
+
+
 def generators(device: torch.device, custom: Mapping[str, StateAccess]) -> Section:
     """Section of random generator states: torch's for the CPU and for a GPU, and the model's own by name."""
-    states: dict[str, StateAccess] = {
-        "torch": (torch.get_rng_state, torch.set_rng_state),
-        **custom,
-    }
-    if device.type == "cuda":
-        states["torch-cuda"] = (
-            lambda: torch.cuda.get_rng_state(device),
-            lambda state: torch.cuda.set_rng_state(state, device),
-        )
+    states = {"torch": _generator(gpu.CPU), **custom}
+    if device.type != "cpu":
+        states["torch-cuda"] = _generator(device)
 
     def write(name: str, value: torch.Tensor) -> None:
         if name not in states:

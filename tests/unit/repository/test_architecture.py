@@ -72,6 +72,23 @@ def test_private_api_of_libraries_is_used_in_one_place_each() -> None:
             assert at_home or not (used or named), f"{path}: {private}"
 
 
+GPU_CALLS = {
+    "torch": re.compile(r"torch\.(cuda|accelerator)\b|import .*\bcuda\b|\.is_cuda\b|\"cuda\""),
+    "tensorflow": re.compile(r"(physical|logical)_devices\(\"GPU|visible_devices\("),
+}
+
+
+@pytest.mark.parametrize("framework", GPU_CALLS)
+def test_gpus_of_a_framework_are_called_in_one_module(framework: str) -> None:
+    """Tests put a recorder in its place, which would miss any other call."""
+    callers = {
+        path.relative_to(ROOT)
+        for path in modules("adapters")
+        if GPU_CALLS[framework].search(path.read_text(encoding="utf-8"))
+    }
+    assert callers == {Path("adapters", framework, "base", "gpu.py")}
+
+
 def test_example_plugins_import_isotrain_plugin_alone() -> None:
     """Authors copy them, so what they import of isotrain is public."""
     public = r"isotrain(\.(plugin|testing)\b.*)?$"
