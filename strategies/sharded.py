@@ -39,6 +39,7 @@ from isotrain.plugin import (
     Strategy,
     Tensor,
     TrainingSpec,
+    UnsupportedError,
     assign_shards,
     flatten,
     index_within,
@@ -145,13 +146,18 @@ class Sharded(Strategy):
         return Hybrid(host_size)
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses float16 and custom optimizers.
+        """Refuses float16, custom optimizers, and those that need whole matrices where weights are sharded.
 
         Raises:
-            UnsupportedError: The precision is float16, or the optimizer a custom one.
+            UnsupportedError: The precision is float16, or the optimizer is such a one.
         """
         option_checks.refuse_float16(self.name, spec, "reduces gradients without a loss scale")
         option_checks.refuse_custom_optimizer(self.name, spec)
+        if self._stage == 3 and spec.optimizer.updates_whole_matrices:
+            raise UnsupportedError(
+                f"strategy {self.name}: optimizer {spec.optimizer.name} needs the whole gradient of a matrix,"
+                " and with stage 3 each replica has a shard of it. Use stage 1 or 2."
+            )
         return []
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> None:

@@ -1,4 +1,6 @@
-"""NAdam and RAdam as Keras optimizers: Keras lacks RAdam, and its Nadam has another momentum schedule.
+"""NAdam, RAdam and Muon as Keras optimizers: Keras lacks RAdam, and has others of the same names.
+
+Its Nadam has another momentum schedule, and its Muon another scale of AdamW's part.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -18,6 +20,7 @@ from isotrain.adapters.common.adam_variants import (
     PRODUCT_STEPS,
     largest_length,
 )
+from isotrain.adapters.common.muon import orthogonalized
 
 
 class _AdamVariant(keras.optimizers.Adam):
@@ -82,3 +85,39 @@ class Radam(_AdamVariant):
         rectification = ops.sqrt((safe - 4) * (safe - 2) * end / ((end - 4) * (end - 2) * safe))
         adaptive = rectification * ops.sqrt(remaining) / (ops.sqrt(square) + self.epsilon)
         return corrected * ops.where(is_adaptive, adaptive, ops.ones_like(adaptive))
+
+
+class Muon(_AdamVariant):
+    """Muon for matrices (Jordan et al. 2024), AdamW for all other weights."""
+
+    def __init__(
+        self,
+        *args: Any,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        orthogonalize: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self.momentum, self.nesterov, self.orthogonalize = momentum, nesterov, orthogonalize
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("momentum", "nesterov", "orthogonalize")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if len(variable.shape) != 2 or not self.orthogonalize:
+            super().update_step(gradient, variable, learning_rate)
+            return
+        gradient = ops.cast(gradient, variable.dtype)
+        mean = self._momentums[self._get_variable_index(variable)]
+        self.assign_add(mean, ops.subtract(gradient, mean) * (1 - self.momentum))
+        mean = ops.convert_to_tensor(mean)
+        ahead = gradient + (mean - gradient) * self.momentum if self.nesterov else mean
+        direction = orthogonalized(ahead, ops.transpose, lambda x: ops.sqrt(ops.sum(x * x)))
+        self.assign_sub(variable, ops.cast(learning_rate, variable.dtype) * direction)
+
+    def _direction(self, gradient: Any, mean: Any, square: Any, step: Any) -> Any:
+        first, second = (ops.cast(each, step.dtype) for each in (self.beta_1, self.beta_2))
+        corrected = square / (1 - ops.power(second, step))
+        return mean / (1 - ops.power(first, step)) / (ops.sqrt(corrected) + self.epsilon)

@@ -17,7 +17,7 @@ from isotrain.adapters.common.spec_components import (
     resolve_for_framework,
 )
 from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.keras.adam_variants import Nadam, Radam
+from isotrain.adapters.keras.adam_variants import Muon, Nadam, Radam
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
 
@@ -160,12 +160,13 @@ def _named_optimizer(
             keras.optimizers.Adagrad,
             keras.optimizers.Lamb,
             keras.optimizers.Lion,
+            Muon,
             Nadam,
             Radam,
         )
     }
     settings = spec.optimizer
-    options = {
+    options: dict[str, Any] = {
         name: number(value) if isinstance(value, float) else value
         for name, value in settings  # not model_dump: that would first build pydantic's serializer
         if name not in _SPEC_ONLY_FIELDS

@@ -13,6 +13,7 @@ _SLOTS = {
     "adamw": {**_ADAM, "velocity_hat": "max_exp_avg_sq"},
     "lamb": _ADAM,
     "lion": {"momentum": "exp_avg"},
+    "muon": _ADAM,
     "nadam": _ADAM,
     "radam": _ADAM,
     "rmsprop": {

@@ -36,6 +36,9 @@ class OptimizerGroup(SpecModel):
     weight_decay: NotNegative | None = Field(default=None, description="Weight decay.")
     momentum: Decay | None = Field(default=None, description="Momentum.")
     nesterov: Switch | None = Field(default=None, description="Nesterov's momentum.")
+    orthogonalize: Switch | None = Field(
+        default=None, description="Orthogonalize the updates of matrices."
+    )
     beta_1: Decay | None = Field(default=None, description="Decay of the mean of the gradients.")
     beta_2: Decay | None = Field(
         default=None, description="Decay of the mean of the squared gradients."
@@ -79,10 +82,12 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
     Attributes:
         is_adaptive: Whether step sizes hardly depend on the scale of the gradients, as with Adam.
         decay_is_decoupled: Whether weight decay is decoupled in every framework, and not only in Keras.
+        updates_whole_matrices: Whether an update of a weight needs all of its gradient.
     """
 
     is_adaptive: ClassVar[bool] = False
     decay_is_decoupled: ClassVar[bool] = False
+    updates_whole_matrices: ClassVar[bool] = False
     _variants: ClassVar[tuple[str, ...]] = ()
 
     lr: Positive = Field(
@@ -115,12 +120,9 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
             given = {name for name, value in options.items() if value is not None}
             for name in given & _GROUP_OPTIONS - cls.model_fields.keys():
                 yield Problem("an option of this optimizer", ("groups", index, name), options[name])
-            momentum, has_momentum = options.get("momentum"), bool(fields.get("momentum", 0))
-            if (
-                "momentum" in cls.model_fields
-                and momentum is not None
-                and bool(momentum) != has_momentum
-            ):
+            momentum, field = options.get("momentum"), cls.model_fields.get("momentum")
+            has_momentum = field is not None and bool(fields.get("momentum", field.default))
+            if field is not None and momentum is not None and bool(momentum) != has_momentum:
                 expected = (
                     "a momentum > 0" if has_momentum else "a momentum > 0 outside of the groups too"
                 )
@@ -243,6 +245,28 @@ class Radam(_AdamLike):
     lr: Positive = Field(default=1e-3, description="Learning rate.")
 
 
+class Muon(_AdamLike):
+    """Muon for the weights that are matrices: orthogonalized momentum. AdamW for all others."""
+
+    is_adaptive = True
+    decay_is_decoupled = True
+    updates_whole_matrices = True
+
+    name: Literal["muon"] = "muon"
+    lr: Positive = Field(default=1e-3, description="Learning rate, of both.")
+    momentum: Decay = Field(default=0.95, description="Momentum of matrices; 0 turns it off.")
+    nesterov: Switch = Field(default=True, description="Nesterov's momentum, of matrices.")
+    orthogonalize: Switch = Field(
+        default=True,
+        description="Orthogonalize the updates of matrices; false in `groups` gives some of them to AdamW, "
+        "as it should be for embeddings and the last layer.",
+    )
+    beta_1: Decay = Field(default=0.9, description="AdamW's decay of the mean of the gradients.")
+    beta_2: Decay = Field(
+        default=0.999, description="AdamW's decay of the mean of the squared gradients."
+    )
+
+
 class RmsProp(_Optimizer):
     """RMSprop."""
 
@@ -282,6 +306,7 @@ class CustomOptimizer(SpecModel):
 
     is_adaptive: ClassVar[bool] = False
     decay_is_decoupled: ClassVar[bool] = False
+    updates_whole_matrices: ClassVar[bool] = False
     is_plain: ClassVar[bool] = False
     slots: ClassVar[tuple[str, ...]] = ()
     weight_decay: ClassVar[float] = 0.0

@@ -31,6 +31,7 @@ from isotrain.core.spec.optimizers import (
     CustomOptimizer,
     Lamb,
     Lion,
+    Muon,
     Nadam,
     Radam,
     RmsProp,
@@ -144,6 +145,7 @@ _Optimizers = (
     | Annotated[Adagrad, _tag(Adagrad)]
     | Annotated[Lamb, _tag(Lamb)]
     | Annotated[Lion, _tag(Lion)]
+    | Annotated[Muon, _tag(Muon)]
     | Annotated[Nadam, _tag(Nadam)]
     | Annotated[Radam, _tag(Radam)]
     | Annotated[CustomOptimizer, _tag(CustomOptimizer)]

@@ -1,7 +1,6 @@
 """How do I train matrices with Muon and everything else with AdamW?
 
-Keras' Muon does both; a custom optimizer that has a parameter `names` learns the names of the weights, by
-which it decides. Here the last layer is AdamW's, as in the paper.
+A group with `orthogonalize: false` is AdamW's: here the last layer, as in the paper. Biases are so anyway.
 
     python examples/by_need/muon.py
 """
@@ -38,20 +37,19 @@ def data() -> isotrain.DataSet:
     return isotrain.DataSet((points.astype("float32"), labels))
 
 
-def muon(lr: float, names: list[str]) -> Any:
-    """Muon for the matrices of all layers but the last; AdamW for the rest."""
-    import keras
-
-    *_, last = [name for name in names if name.endswith("kernel")]
-    return keras.optimizers.Muon(lr, exclude_layers=[last], adam_lr_ratio=0.125)
-
-
 spec = isotrain.TrainingSpec(
     name="muon",
     model=model,
     data=data,
     loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
-    optimizer={"custom": muon, "lr": 0.0625},
+    optimizer={
+        "name": "muon",
+        "lr": 0.0625,
+        "momentum": 0.9375,
+        "beta_1": 0.875,
+        "beta_2": 0.9375,
+        "groups": [{"weights": ["*bias", "*head*"], "orthogonalize": False, "lr_factor": 0.125}],
+    },
     global_batch_size=32,
     epochs=2,
 )

@@ -80,6 +80,7 @@ FLOAT64: dict[str, dict[str, Any]] = {
         }
     },
     "lamb": {"optimizer": {"name": "lamb", "lr": 2.0**-6, **_ADAM}},
+    "muon": {"optimizer": {"name": "muon", "lr": 2.0**-6, "momentum": 0.75, **_ADAM}},
     "nadam": {"optimizer": {"name": "nadam", "lr": 2.0**-6, **_ADAM}},
     "radam": {"optimizer": {"name": "radam", "lr": 2.0**-6, **_ADAM, "beta_2": 0.75}},
     "warm-up": {"schedule": {"name": "constant", **_WARM}},

@@ -21,6 +21,8 @@ OPTIMIZERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"name": "adagrad", **DECAYS}, {"epsilon": 2.0**-10, "weight_decay": 0.5}),
     ({"name": "lamb", **DECAYS}, ADAM),
     ({"name": "lion", **DECAYS}, {"beta_1": 0.5, "beta_2": 0.75}),
+    ({"name": "muon", **DECAYS}, {"momentum": 0.5, "nesterov": False}),
+    ({"name": "muon", **DECAYS}, {"orthogonalize": False, **ADAM}),
     ({"name": "nadam", **DECAYS}, ADAM),
     ({"name": "radam", **DECAYS}, {**ADAM, "beta_2": 0.875}),
 ]

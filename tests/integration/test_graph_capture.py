@@ -218,6 +218,7 @@ UPDATED: dict[str, dict[str, Any]] = {
     "rmsprop-centered": {"optimizer": {**_RMSPROP, "momentum": 0.5, "centered": True}},
     "adagrad": {"optimizer": {"name": "adagrad", "lr": 0.125}},
     "lamb": {"optimizer": {**_ADAM, "name": "lamb"}},
+    "muon": {"optimizer": {**_ADAM, "name": "muon", "weight_decay": 0.125}},
     "nadam": {"optimizer": {**_ADAM, "name": "nadam"}},
     "radam": {"optimizer": {**_ADAM, "name": "radam", "beta_2": 0.875}},
     "clip-value": {"clip": {"value": 0.0625}, "optimizer": _ADAM},

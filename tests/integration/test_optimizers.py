@@ -29,6 +29,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "adagrad"},
     {"name": "lamb"},
     {"name": "lion"},
+    {"name": "muon"},
     {"name": "nadam"},
     {"name": "radam"},
 ]

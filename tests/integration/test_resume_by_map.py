@@ -49,6 +49,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rmsprop": {"name": "rmsprop", "lr": 0.0625, "rho": 0.875, **BOTH},
     "adagrad": {"name": "adagrad", "lr": 0.0625, "epsilon": 2.0**-80},
     "lamb": {"name": "lamb", "lr": 0.0625, **NOWHERE},
+    "muon": {"name": "muon", "lr": 0.0625, "momentum": 0.5, "weight_decay": 0.125, **NOWHERE},
     "nadam": {"name": "nadam", "lr": 0.0625, "weight_decay": 0.125, **NOWHERE},
     "radam": {"name": "radam", "lr": 0.0625, "weight_decay": 0.125, **NOWHERE, "beta_2": 0.875},
     "lion": {"name": "lion", "lr": 0.0625, "beta_1": 0.5, "beta_2": 0.75, "weight_decay": 0.125},

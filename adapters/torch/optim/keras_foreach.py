@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from isotrain.adapters.common.adam_variants import (
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.optim.lion import lion_signs
+from isotrain.adapters.torch.optim.muon import is_orthogonalized, muon_direction
 from isotrain.plugin import CustomOptimizer, TrainingSpec
 
 _SCALAR_TYPES: dict[torch.dtype, type[np.floating[Any]]] = {
@@ -327,6 +328,32 @@ def _lion(step: _Step) -> None:
     private_api.foreach_add_(momenta, step.gradients, alpha=1 - options.beta_2)
 
 
+def _muon(step: _Step) -> None:
+    options, others = step.options, []
+    for index, weight in enumerate(step.weights):
+        if is_orthogonalized(weight, options.orthogonalize):
+            mean, gradient = step.slots["momentum"][index], step.gradients[index]
+            direction = muon_direction(mean, gradient, options.momentum, options.nesterov)
+            weight.sub_(direction, alpha=step.rate)
+        else:
+            others.append(index)
+    if others:
+        slots = {kind: [each[index] for index in others] for kind, each in step.slots.items()}
+        weights = [step.weights[index] for index in others]
+        gradients = [step.gradients[index] for index in others]
+        _adamw(replace(step, weights=weights, gradients=gradients, slots=slots))
+
+
+def _adamw(step: _Step) -> None:
+    first, second = step.corrections()
+    _update_moments(step)
+    scales = private_api.foreach_div(step.slots["velocity"], float(second))
+    private_api.foreach_sqrt_(scales)
+    private_api.foreach_add_(scales, step.options.epsilon)
+    rate = step.rate / float(first)
+    private_api.foreach_addcdiv_(step.weights, step.slots["momentum"], scales, -rate)
+
+
 def _nadam(step: _Step) -> None:
     _update_moments(step)
     beta_1, count = step.options.beta_1, step.count
@@ -365,6 +392,7 @@ _KERNELS: dict[str, Callable[[_Step], None]] = {
     "adagrad": _adagrad,
     "lamb": _lamb,
     "lion": _lion,
+    "muon": _muon,
     "nadam": _nadam,
     "radam": _radam,
 }

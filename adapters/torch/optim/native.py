@@ -17,6 +17,7 @@ from isotrain.adapters.common.spec_components import (
 )
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.lion import Lion
+from isotrain.adapters.torch.optim.muon import Muon
 from isotrain.adapters.torch.optim.nadam import Nadam
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
@@ -28,6 +29,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "lamb": Lamb,
     "lion": Lion,
+    "muon": Muon,
     "nadam": Nadam,
     "radam": functools.partial(torch.optim.RAdam, decoupled_weight_decay=True),
 }

@@ -15,6 +15,7 @@ from isotrain.adapters.common import adam_variants
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.lion import Lion
+from isotrain.adapters.torch.optim.muon import Muon
 from isotrain.adapters.torch.optim.nadam import Nadam
 from isotrain.adapters.torch.optim.state import NativeOptimizerState
 
@@ -118,6 +119,49 @@ def test_lion_is_program_1_of_its_paper():
         expected = expected - rate * (signs + decay * expected)
         momentum = second * momentum + (1 - second) * gradient
         np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+def test_muon_orthogonalizes_the_momentum_of_matrices(shape):
+    """Singular values go through the polynomial of the iteration, as in the post that has it."""
+    rate, momentum, decay = 0.125, 0.75, 0.25
+    random = np.random.default_rng(0)
+    expected, mean = random.normal(size=shape), np.zeros(shape)
+    weight = torch.nn.Parameter(torch.tensor(expected))
+    optimizer = Muon([weight], lr=rate, momentum=momentum, weight_decay=decay)
+    for _ in range(3):
+        gradient = random.normal(size=shape)
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        mean = momentum * mean + (1 - momentum) * gradient
+        ahead = momentum * mean + (1 - momentum) * gradient
+        left, values, right = np.linalg.svd(ahead, full_matrices=False)
+        values = values / (np.linalg.norm(values) + 1e-7)
+        for _ in range(5):
+            values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+        assert 0.3 < values.min() < values.max() < 1.3
+        update = 0.2 * np.sqrt(5) * left @ np.diag(values) @ right
+        expected = expected * (1 - rate * decay) - rate * update
+        np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-10)
+
+
+def test_muon_leaves_other_weights_to_adamw():
+    """Vectors, kernels of convolutions, and the matrices of groups that do not orthogonalize."""
+    options = {"lr": 0.125, "betas": (0.75, 0.875), "eps": 2.0**-10, "weight_decay": 0.25}
+    random = np.random.default_rng(0)
+    arrays = [random.normal(size=shape) for shape in ((3,), (2, 2, 3), (2, 3))]
+    by_muon, by_adamw = ([torch.nn.Parameter(torch.tensor(a)) for a in arrays] for _ in "12")
+    *others, matrix = by_muon
+    groups = [{"params": others}, {"params": [matrix], "orthogonalize": False}]
+    optimizers = Muon(groups, **options), torch.optim.AdamW(by_adamw, **options)
+    for _ in range(3):
+        for one, other in zip(by_muon, by_adamw, strict=True):
+            one.grad = torch.tensor(random.normal(size=one.shape))
+            other.grad = one.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(by_muon, by_adamw, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
 
 
 def test_nadam_is_algorithm_2_of_its_paper():

@@ -158,6 +158,13 @@ def test_a_custom_optimizer_is_refused_where_it_would_see_a_shard(
         plan(host, name, {}, optimizer=optimizer)
 
 
+def test_muon_is_refused_where_no_replica_has_a_whole_matrix(host: PluginManager) -> None:
+    optimizer = {"name": "muon", "lr": 0.5}
+    plan(host, "sharded", {}, optimizer=optimizer)
+    with pytest.raises(UnsupportedError, match="the whole gradient of a matrix"):
+        plan(host, "sharded", {"stage": 3}, optimizer=optimizer)
+
+
 def test_bfloat16_is_refused_where_it_would_travel_as_float32(host: PluginManager) -> None:
     (strategy,) = [host.strategy("compressed", {"method": "bf16"})]
     lacking = [
