@@ -1,5 +1,6 @@
 """The public names, and where each is defined. They are imported from there on first use."""
 
+from isotrain import random as random
 from isotrain import sources as sources
 from isotrain.analysis.check.check import check as check
 from isotrain.analysis.check.findings import CheckResult as CheckResult

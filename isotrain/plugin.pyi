@@ -66,6 +66,9 @@ from isotrain.core.contracts.backend.replica import local_subgroup as local_subg
 from isotrain.core.contracts.backend.replica_group import AVERAGED as AVERAGED
 from isotrain.core.contracts.backend.replica_group import Phase as Phase
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup as ReplicaGroup
+from isotrain.core.contracts.backend.sample_draws import SampleDraws as SampleDraws
+from isotrain.core.contracts.backend.sample_draws import active_draws as active_draws
+from isotrain.core.contracts.backend.sample_draws import draw_by as draw_by
 from isotrain.core.contracts.backend.step_context import StepContext as StepContext
 from isotrain.core.contracts.backend.step_context import WeightedLosses as WeightedLosses
 from isotrain.core.contracts.backend.step_context import takes_step as takes_step

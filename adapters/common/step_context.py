@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from isotrain.plugin import SpecError, StepContext
+from isotrain.adapters.common.sample_draws import DrawKeys, PassDraws, active
+from isotrain.plugin import SpecError, StepContext, draw_by
 
 if TYPE_CHECKING:
     from isotrain.plugin import TrainingSpec
@@ -18,6 +20,7 @@ class CommonStepContext(StepContext):
     Attributes:
         communicates: Whether an objective has called a collective.
         is_alone: Whether this replica tries a pass that the others do not take part in.
+        draw_keys: Keys of random numbers by sample; None where each replica draws its own.
     """
 
     def __init__(self, spec: TrainingSpec, frozen: Mapping[str, Callable[..., Any]]) -> None:
@@ -32,11 +35,38 @@ class CommonStepContext(StepContext):
         self.frozen = frozen
         self.communicates = False
         self.is_alone = False
+        draw_by(spec.random_layers)
+        self.draw_keys = DrawKeys(spec.seed) if spec.random_layers == "per-sample" else None
         self._refusal = (
             "with gradient_accumulation_steps it would see the micro-batch alone. Leave that out"
             if spec.gradient_accumulation_steps > 1
             else None
         )
+
+    def draw_for(self, update: str) -> None:
+        """Lets passes of a named update draw other numbers by sample than those of other updates."""
+        if self.draw_keys is not None:
+            self.draw_keys.update = update
+
+    @abstractmethod
+    def pass_draws(self, keys: DrawKeys, inputs: Any) -> PassDraws:
+        """Random numbers by sample for a pass over inputs, a tree of tensors `[batch, ...]`."""
+
+    @abstractmethod
+    def refusing_other_draws(self) -> contextlib.AbstractContextManager[None]:
+        """Context that refuses random numbers that the framework draws in its own way."""
+
+    def drawing(self, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Makes a function of inputs and targets draw by sample, if the spec says so."""
+        keys = self.draw_keys
+        if keys is None:
+            return compute
+
+        def compute_pass(inputs: Any, targets: Any) -> Any:
+            with active(self.pass_draws(keys, inputs)), self.refusing_other_draws():
+                return compute(inputs, targets)
+
+        return compute_pass
 
     def require_collective(self, method: str) -> None:
         """Refuses a collective whose result would not be that of the global batch.

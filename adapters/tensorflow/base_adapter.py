@@ -50,6 +50,7 @@ class TensorFlowAdapter(Adapter):
     compiler = "XLA"
     has_optimizer_groups = True
     has_step_contexts = True
+    draws_per_sample = True
     has_per_replica_state = True
     optimizer_state_names = KerasOptimizerStateNames()
 

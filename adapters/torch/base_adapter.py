@@ -43,6 +43,7 @@ class TorchAdapter(TcpParameterServer):
     compiler = "torch.compile"
     has_optimizer_groups = True
     has_step_contexts = True
+    draws_per_sample = True
     has_per_replica_state = True
     optimizer_state_names = TorchOptimizerStateNames()
 

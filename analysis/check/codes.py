@@ -36,8 +36,8 @@ _ALL = (
         "Each replica draws its own numbers for its local batch, because two replicas must not drop the"
         " same units. Which numbers a sample gets depends on the number of replicas, so loss curves agree"
         " only on average.",
-        "Set the layer's rate to 0 to compare exactly. Move augmentation into the spec's `transform`: its"
-        " random numbers depend on seed, epoch and sample only.",
+        "Set `random_layers: per-sample`: a sample then gets the same numbers on any number of replicas. Or"
+        " move augmentation into the spec's `transform`.",
     ),
     Rule(
         "ISO103",
@@ -45,8 +45,8 @@ _ALL = (
         "a layer draws random numbers that differ between frameworks",
         "The layer has the same seed everywhere, but each framework draws other numbers from the same"
         " seed. Backends of one framework draw the same ones.",
-        "Set the layer's rate to 0 to compare frameworks exactly. Move augmentation into the spec's"
-        " `transform`, which draws the same numbers under every framework.",
+        "Set `random_layers: per-sample`: portable models then draw the same numbers under every framework."
+        " Or move augmentation into the spec's `transform`.",
     ),
     Rule(
         "ISO104",

@@ -22,12 +22,14 @@ class Slice:
         weight: `count * replicas / size of the global batch`. A replica's loss is the sum over its slices
             of weight * mean; the mean of these losses over all replicas is then exactly the mean over the
             global batch.
+        first: Index of its first sample in the global batch.
     """
 
     inputs: Any
     targets: Any
     count: int
     weight: float
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,7 @@ class Loader:
         """The slices of a local batch of plain rows, on the device."""
         return tuple(
             [
-                Slice(*read(indices[p.in_global_batch]), p.count, p.weight)
+                Slice(*read(indices[p.in_global_batch]), p.count, p.weight, p.in_global_batch.start)
                 for p in local.micro_batches
             ]
         )
@@ -359,7 +359,8 @@ class Loader:
             parts = map_parts(
                 lambda leaf: leaf if self._is_on_device(leaf) else to_device(leaf), parts
             )
-        return Slice(*parts, micro_batch.count, micro_batch.weight)
+        first = micro_batch.in_global_batch.start
+        return Slice(*parts, micro_batch.count, micro_batch.weight, first)
 
     def _batch(
         self,

@@ -119,6 +119,7 @@ def _resolve(
     _require_framework(spec, adapter.framework)
     _require_step_contexts(spec, strategy, adapter)
     _require_global_statistics(spec, strategy, adapter)
+    _require_sample_draws(spec, strategy, adapter)
     notes_on_updates = _updates_notes(spec, strategy, adapter)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
@@ -359,6 +360,25 @@ def _require_global_statistics(spec: TrainingSpec, strategy: Strategy, adapter: 
     if reason is not None:
         raise UnsupportedError(
             f"batch_norm: global: {reason}. Use batch_norm: local, or strategy data-parallel."
+        )
+
+
+def _require_sample_draws(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> None:
+    """Refuses random layers that draw by sample where they cannot.
+
+    Raises:
+        UnsupportedError: Strategy or backend cannot.
+    """
+    if spec.random_layers == "per-replica":
+        return
+    reason = None
+    if strategy.parallel_layout.name in ("pipeline", "parameter-server"):
+        reason = f"strategy {strategy.name!r} computes the model in other processes"
+    elif not adapter.draws_per_sample:
+        reason = f"backend {adapter.name!r} cannot"
+    if reason is not None:
+        raise UnsupportedError(
+            f"random_layers: per-sample: {reason}. Use random_layers: per-replica, or strategy data-parallel."
         )
 
 

@@ -316,6 +316,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         description="Samples over which batch normalizations train: local (those of each replica), or "
         "global (those of the global batch, for any number of replicas).",
     )
+    random_layers: Literal["per-replica", "per-sample"] = Field(
+        default="per-replica",
+        description="How dropout and other random layers draw: per-replica (each replica its own numbers), "
+        "or per-sample (the same numbers for a sample on any number of replicas and any framework).",
+    )
     global_batch_size: Count | None = Field(
         default=None, description="Samples per step over all replicas; not with local_batch_size."
     )
@@ -463,6 +468,9 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
             yield Problem("global_batch_size with min_replicas", ("min_replicas",), least, hint)
         if fields.get("batch_norm") == "global":
             yield from _global_statistics_problems(fields)
+        if fields.get("random_layers") == "per-sample" and fields.get("compile"):
+            hint = "a compiled step draws by numbers of its own"
+            yield Problem("per-replica with compile", ("random_layers",), "per-sample", hint)
         if fields.get("compile") and fields.get("recompute"):
             hint = "the compiler itself decides what it keeps"
             yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)

@@ -62,6 +62,7 @@ from isotrain.adapters.keras.private.optimizers import (
 )
 from isotrain.adapters.keras.private.rng import (
     is_seed,
+    replace_random_function,
     replaced_initializer_draws,
     seeded_generators,
     set_default_generator,
@@ -97,6 +98,7 @@ __all__ = [
     "hooks_of",
     "register_weights",
     "set_path",
+    "replace_random_function",
     "replaced_initializer_draws",
     "is_built",
     "is_functional",

@@ -50,6 +50,28 @@ def _probe_initializer_draws() -> None:
             require(bool((drawn == 1).all()), f"initializers draw with backend.random.{name}")
 
 
+def replace_random_function(
+    name: str, make_draw: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Replaces a function by which random layers and `keras.random` draw, for good.
+
+    Args:
+        name: Name of the function, such as `uniform`.
+        make_draw: Takes Keras' function and returns its replacement.
+    """
+    setattr(backend.random, name, make_draw(getattr(backend.random, name)))
+
+
+def _probe_replace_random_function() -> None:
+    original = backend.random.uniform
+    replace_random_function("uniform", lambda _: lambda shape, **options: keras.ops.ones(shape))
+    try:
+        drawn = keras.ops.convert_to_numpy(keras.random.uniform((2,)))
+    finally:
+        backend.random.uniform = original
+    require(bool((drawn == 1).all()), "keras.random draws with backend.random")
+
+
 @contextlib.contextmanager
 def shifted_seeds(moved: Callable[[Any], Any]) -> Iterator[None]:
     """Context in which random layers draw with `moved(seed)`; generators' states advance as usual."""
@@ -131,6 +153,7 @@ def _probe_is_seed() -> None:
 
 PROBES = (
     PrivateApiProbe("backend.random", _probe_initializer_draws),
+    PrivateApiProbe("backend.random.uniform", _probe_replace_random_function),
     PrivateApiProbe("SeedGenerator.next", _probe_shifted_seeds),
     PrivateApiProbe("random.seed_generator.global_seed_generator", _probe_default_generator),
     PrivateApiProbe("backend.torch.random.torch_seed_generator", _probe_seeded_generators),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from isotrain.adapters.common.sample_draws import repeatable
 from isotrain.adapters.tensorflow.base.modules import named_modules
 from isotrain.plugin import SpecError, TrainingSpec
 
@@ -74,6 +75,7 @@ def recomputed_in_order(
 
     @tf.custom_gradient
     def call(*tensors: Any) -> Any:
+        compute = repeatable(function)
         first = turns.after(tensors[late:], tensors[:late]) if late else []
 
         def backward(*upstream: Any, variables: Any = None) -> Any:
@@ -81,7 +83,7 @@ def recomputed_in_order(
             sources = [*again, *(variables or ())]
             with tf.GradientTape() as tape:
                 tape.watch(sources)
-                results = function(*again)
+                results = compute(*again)
             gradients = tape.gradient(results, sources, upstream, tf.UnconnectedGradients.ZERO)
             # Frees recomputed activations before the next recomputation.
             gradients = _after(gradients, gradients)
@@ -89,7 +91,7 @@ def recomputed_in_order(
             of_tensors, of_variables = gradients[: len(again)], gradients[len(again) :]
             return of_tensors if variables is None else (of_tensors, of_variables)
 
-        return function(*first, *tensors[late:]), backward
+        return compute(*first, *tensors[late:]), backward
 
     return call
 
@@ -115,6 +117,12 @@ def operations() -> int:
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
+def operations_since(before: int) -> list[tf.Operation]:
+    """Operations traced since `operations()` had this value."""
+    traced: list[tf.Operation] = tf.compat.v1.get_default_graph().get_operations()[before:]
+    return traced
+
+
 def unrepeatable_operations(before: int) -> str | None:
     """Type of the first operation, of those traced since, that cannot be repeated.
 
@@ -123,7 +131,7 @@ def unrepeatable_operations(before: int) -> str | None:
     Args:
         before: Value of `operations()` at the start.
     """
-    for operation in tf.compat.v1.get_default_graph().get_operations()[before:]:
+    for operation in operations_since(before):
         if operation.op_def.is_stateful and operation.type not in _HARMLESS:
             return str(operation.type)
     return None

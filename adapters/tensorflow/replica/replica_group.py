@@ -102,7 +102,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_dtype)
         trainer.step.connect(
-            self._communicator.replica_index, self.replicas, self._communicator.sum
+            self._communicator.local_index,
+            self._communicator.replica_index,
+            self.replicas,
+            self._communicator.sum,
         )
         self._traced = TracedFunctions(
             self.strategy,

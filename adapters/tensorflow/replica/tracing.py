@@ -93,7 +93,7 @@ class TracedFunctions:
         a flat list of tensors: nested arguments cost 100 microseconds more in each call. Batches of varying
         widths are traced for axes of any length once a second width comes.
         """
-        values, varies = self._values(batch), batch.varying_widths
+        values, varies = self._values(batch, "train"), batch.varying_widths
         if batch.even and len(batch.slices[0]) == 1:
             key = (name, varies, _structure(batch), *batch.values)
             function = self._cached(
@@ -118,7 +118,8 @@ class TracedFunctions:
         structure = _structure(batch)
         key = ("evaluate", varies, structure, len(counts[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
-        function(*_leaves(batch), self._tensor_of(counts), *self._values(batch))
+        values = self._values(batch, "evaluation")
+        function(*_leaves(batch), self._tensor_of(counts), *values)
 
     def on_inputs(self, trace: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
         """Calls the traced form of `trace(inputs)` on the inputs of each local replica."""
@@ -129,16 +130,17 @@ class TracedFunctions:
         self._predicts_any_shape = function.experimental_get_tracing_count() >= _EXACT_SHAPES
         return outputs
 
-    def _values(self, batch: Batch) -> list[tf.Tensor]:
-        """The values of a batch, scalars."""
-        return [tf.constant(value, self._step.dtype) for value in batch.values.values()]
+    def _values(self, batch: Batch, phase: Phase) -> list[tf.Tensor]:
+        """The values of a batch, scalars; then the positions of its slices, if random numbers need them."""
+        values = [tf.constant(value, self._step.dtype) for value in batch.values.values()]
+        return values + self._step.positions_of(batch, phase)
 
     def only_trace(
         self, trace: Callable[[bool, MicroBatches, Weights], None], batch: Batch
     ) -> None:
         """Traces `trace(has_placeholders, micro_batches, weights)` for such batches; computes nothing."""
         flat = self._flat(trace, False, batch, has_weights=False)
-        tensors = [*_leaves(batch), *self._values(batch)]
+        tensors = [*_leaves(batch), *self._values(batch, "train")]
         tf.function(flat, autograph=False).get_concrete_function(*tensors)
 
     def _flat(
@@ -150,7 +152,7 @@ class TracedFunctions:
     ) -> Callable[..., Any]:
         """Makes `trace(has_placeholders, micro_batches, ...)` take the flat tensors of batches like this one.
 
-        The last tensors are the values of the batch, which the step context gets.
+        The last tensors are those of `_values`, which the step context gets.
         """
         micro_batches = tuple(
             tuple((micro_batch.inputs, micro_batch.targets) for micro_batch in slices)
@@ -162,6 +164,8 @@ class TracedFunctions:
         without_weights = () if has_weights else (None,)
 
         def flat(*tensors: tf.Tensor) -> Any:
+            if self._step.draw_keys is not None:
+                tensors, self._step.positions = tensors[:-1], tensors[-1]
             end = len(tensors) - len(names)
             self._step.values = dict(zip(names, tensors[end:], strict=True))
             packed = tf.nest.pack_sequence_as(structure, tensors[:count])

@@ -22,6 +22,7 @@ from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras import weights as keras_weights
 from isotrain.adapters.keras.batch_norm import normalize_globally
 from isotrain.adapters.keras.losses import Losses
+from isotrain.adapters.keras.random_layers import draw_by_sample
 from isotrain.adapters.keras.standalone_generators import UNSEEDED, standalone_generators
 from isotrain.adapters.tensorflow.base import private_api
 from isotrain.adapters.tensorflow.base.keras_trace_overrides import shifted_seeds
@@ -165,6 +166,8 @@ class ReplicaTrainer:
         self.objective = Objective.of(spec, "tensorflow", self.step)
         if spec.batch_norm == "global" and isinstance(self.model, keras.Layer):
             normalize_globally(keras_private.layers_of(self.model), self.step)
+        if spec.random_layers == "per-sample":
+            draw_by_sample()
         if spec.compile and self.objective and self.objective.step:
             raise SpecError(
                 "compile: XLA compiles no collectives, and the objective takes the step, which has them."
@@ -174,7 +177,10 @@ class ReplicaTrainer:
             loss_computer(spec, self.model, is_training, self.objective)
             for is_training in (True, False)
         )
-        self._compute: dict[bool, Compute] = {True: training, False: evaluation}
+        self._compute: dict[bool, Compute] = {
+            True: self.step.drawing(training),
+            False: self.step.drawing(evaluation),
+        }
         if spec.compile:
             self._compute = {
                 is_training: compiled(compute) for is_training, compute in self._compute.items()
@@ -214,6 +220,7 @@ class ReplicaTrainer:
                     scope,
                 )
             trainer._watched = trainer._values
+            trainer.step.draw_for(update)
             trainer.state = state.for_update(trained, trainer._state_kinds())
         return trainers
 
@@ -293,7 +300,7 @@ class ReplicaTrainer:
                 tf.control_dependencies(previous),
                 self.undo_placeholder(has_placeholders, weight, "train"),
             ):
-                self.step.set_slice(weight, has_placeholders)
+                self.step.set_slice(index, weight, has_placeholders)
                 weighted_loss, gradients = self._forward_and_backward(
                     micro_batch, slice_weights, index
                 )
@@ -305,12 +312,12 @@ class ReplicaTrainer:
 
     def has_own_denominator(self, micro_batch: MicroBatch) -> bool:
         """Whether the loss of such micro-batches is normalized by more than the number of targets."""
-        self.step.set_slice(None, False)
+        self.step.set_slice(0, None, False)
         return bool(self._compute[False](*micro_batch)[0].shape.rank)
 
     def make_metrics(self, micro_batch: MicroBatch) -> None:
         """Runs a forward pass, so that training metrics create the variables they create lazily."""
-        self.step.set_slice(None, False)
+        self.step.set_slice(0, None, False)
         self.metrics.update("train", micro_batch[1], self._compute[True](*micro_batch)[1])
 
     def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
@@ -476,7 +483,7 @@ class ReplicaTrainer:
         for index, micro_batch in enumerate(micro_batches):
             count = counts[index]
             with self.undo_placeholder(has_placeholders, count, "evaluation"):
-                self.step.set_slice(count, has_placeholders)
+                self.step.set_slice(index, count, has_placeholders, "evaluation")
                 loss, predictions = self._compute[False](*micro_batch)
                 self.metrics.update("evaluation", micro_batch[1], predictions)
             self.metrics.add_loss(loss, count)

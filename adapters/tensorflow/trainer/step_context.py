@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from isotrain.adapters.common.sample_draws import REFUSAL, DrawKeys
 from isotrain.adapters.common.step_context import CommonStepContext
-from isotrain.plugin import TrainingSpec
+from isotrain.adapters.tensorflow.base.recompute import operations, operations_since
+from isotrain.adapters.tensorflow.base.sample_draws import TensorFlowPassDraws
+from isotrain.plugin import Batch, Phase, SpecError, TrainingSpec
+
+_FIRST_EVALUATION = 1 << 31
+"""Word of the first step of an evaluation: no step of the training has it."""
+_RANDOM = re.compile("Random|Rng|Multinomial|Normal")
+"""Names of stateful operations that draw random numbers."""
 
 
 class TensorFlowStepContext(CommonStepContext):
@@ -22,9 +32,11 @@ class TensorFlowStepContext(CommonStepContext):
         super().__init__(spec, frozen)
         self.dtype = tf.float64 if spec.precision == "float64" else tf.float32
         self._local = threading.local()
+        self.positions: tf.Tensor | None = None
 
     def connect(
         self,
+        local_index: Callable[[], int],
         replica_index: Callable[[], int],
         replicas: int,
         total: Callable[[tf.Tensor], tf.Tensor],
@@ -32,27 +44,63 @@ class TensorFlowStepContext(CommonStepContext):
         """Connects the local replicas to the others.
 
         Args:
+            local_index: Gives the index among the local replicas of the one that is being traced.
             replica_index: Gives the index of the replica that is being traced.
             replicas: Number of replicas in the run.
             total: Sum over all replicas, of which several may be under way.
         """
-        self._replica_index, self._total = replica_index, total
+        self._local_index, self._replica_index, self._total = local_index, replica_index, total
         self.replicas = replicas
+
+    def positions_of(self, batch: Batch, phase: Phase) -> list[tf.Tensor]:
+        """Step and first sample of each slice: a list of one uint32 tensor, `[local replicas, slices, 2]`.
+
+        The list is empty where replicas draw numbers of their own.
+        """
+        if self.draw_keys is None:
+            return []
+        word = batch.step | (_FIRST_EVALUATION if phase == "evaluation" else 0)
+        firsts = [[(word, each.first) for each in slices] for slices in batch.slices]
+        return [tf.constant(firsts, tf.uint32)]
 
     @property
     def index(self) -> int:  # type: ignore[override]
         """Index of the replica that is being traced."""
         return self._replica_index()
 
-    def set_slice(self, size: tf.Tensor | None, may_be_placeholder: bool) -> None:
+    def set_slice(
+        self,
+        index: int,
+        size: tf.Tensor | None,
+        may_be_placeholder: bool,
+        phase: Phase = "train",
+    ) -> None:
         """Sets the slice that the objective of the traced replica computes next.
 
         Args:
+            index: Index among the micro-batches of the replica.
             size: Number of samples up to a factor, a float64 scalar; None where all replicas have as many.
             may_be_placeholder: Whether the size may be 0.
+            phase: Whether it is a pass of the training or of an evaluation.
         """
+        self._local.index, self._local.phase = index, phase
         self._local.size = size
         self._local.has_samples = tf.greater(size, 0) if may_be_placeholder else None
+
+    def pass_draws(self, keys: DrawKeys, inputs: Any) -> TensorFlowPassDraws:
+        assert self.positions is not None
+        position = self.positions[self._local_index(), self._local.index]
+        first, *_ = tf.nest.flatten(inputs)
+        rows = TensorFlowPassDraws.sizes_of(first)[0]
+        return TensorFlowPassDraws(keys, position, rows, self._local.phase == "train")
+
+    @contextlib.contextmanager
+    def refusing_other_draws(self) -> Iterator[None]:
+        before = operations()
+        yield
+        for operation in operations_since(before):
+            if operation.op_def.is_stateful and _RANDOM.search(operation.type):
+                raise SpecError(REFUSAL.format(f"the operation {operation.name}"))
 
     def all_gather(self, x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         self.require_collective("all_gather")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from isotrain.adapters.common.sample_draws import repeatable
 from isotrain.plugin import TrainingSpec
 
 
@@ -23,7 +24,7 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         with set_checkpoint_early_stop(False):
-            return checkpoint(function, *args, use_reentrant=False, **kwargs)
+            return checkpoint(repeatable(function), *args, use_reentrant=False, **kwargs)
 
     return call
 

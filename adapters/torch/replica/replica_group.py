@@ -491,7 +491,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.communicator.compress(method, rank, start)
 
     def evaluation_step(self, batch: Batch) -> None:
-        self.trainer.step.set_batch(batch)
+        self.trainer.step.set_batch(batch, "evaluation")
         for micro_batch in batch.slices[0]:
             self.trainer.step.set_slice(micro_batch)
             self._metrics.evaluate(micro_batch)

@@ -81,8 +81,9 @@ def build_trainers(spec: TrainingSpec, device: torch.device) -> dict[str, Replic
         update: whole.for_update(spec.for_update(update), names)
         for update, names in spec.weights_by_update(whole.trainable.keys()).items()
     }
-    for trainer in trainers.values():
+    for update, trainer in trainers.items():
         trainer.switch = switch
+        trainer.step.draw_for(update)
     return trainers
 
 

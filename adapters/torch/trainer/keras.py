@@ -25,6 +25,7 @@ from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras import weights as keras_weights
 from isotrain.adapters.keras.batch_norm import normalize_globally
 from isotrain.adapters.keras.losses import Losses
+from isotrain.adapters.keras.random_layers import draw_by_sample
 from isotrain.adapters.keras.standalone_generators import standalone_generators
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
@@ -121,6 +122,8 @@ class KerasTrainer(ReplicaTrainer):
         self.objective = Objective.of(spec, "torch", self.step)
         if spec.batch_norm == "global":
             normalize_globally(keras_private.layers_of(self.model), self.step)
+        if spec.random_layers == "per-sample":
+            draw_by_sample()
         self.trainable = {name: self._tensors[name] for name in self.trainable if name in names}
         self.frozen = {n: each for n, each in self._tensors.items() if n not in self.trainable}
         self._variables = [self._by_name[name] for name in self.trainable]
@@ -260,6 +263,7 @@ class KerasTrainer(ReplicaTrainer):
             with_denominators=True,
             objective=self.objective,
         )
+        compute = replace(compute, compute=self.step.drawing(compute.compute))
         self.losses["train" if training else "evaluation"] = compute.losses
         if training and self._carried:
             carried = list(self._carried.values())

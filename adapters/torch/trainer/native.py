@@ -19,6 +19,7 @@ from isotrain.adapters.common.seeds import SEED_MASK, seed_offset
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.batch_norm import normalize_globally
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
+from isotrain.adapters.torch.base.random_layers import draw_by_sample
 from isotrain.adapters.torch.base.recompute import recompute
 from isotrain.adapters.torch.loss.objective import objective_computer
 from isotrain.adapters.torch.loss.total import TotalLoss
@@ -128,6 +129,8 @@ class NativeTrainer(ReplicaTrainer):
         self.objective = Objective.of(spec, "torch", self.step)
         if spec.batch_norm == "global":
             normalize_globally(self.model, self.step)
+        if spec.random_layers == "per-sample":
+            draw_by_sample(self.model)
         self._clip = spec.clip
         self.trainable = trainable
         parameters = self.model.named_parameters()
@@ -145,9 +148,11 @@ class NativeTrainer(ReplicaTrainer):
         )
         self._loss = None if spec.loss is None else TotalLoss(spec)
         self._compute = self.with_autocast(
-            loss_computer(self._call, self._loss)
-            if self.objective is None
-            else objective_computer(self.objective, self.model, self._callable_model)
+            self.step.drawing(
+                loss_computer(self._call, self._loss)
+                if self.objective is None
+                else objective_computer(self.objective, self.model, self._callable_model)
+            )
         )
         self.loss_module = LossModule(self.model, self._compute)
 

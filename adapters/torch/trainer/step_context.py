@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from isotrain.adapters.common.sample_draws import REFUSAL, DrawKeys
 from isotrain.adapters.common.step_context import CommonStepContext
-from isotrain.plugin import Batch, Slice, TrainingSpec
+from isotrain.adapters.torch.base import gpu, private_api
+from isotrain.adapters.torch.base.pytree import leaves
+from isotrain.adapters.torch.base.sample_draws import TorchPassDraws
+from isotrain.plugin import Batch, Phase, Slice, SpecError, TrainingSpec
+
+_FIRST_EVALUATION = -(1 << 31)
+"""Word of the first step of an evaluation: no step of the training has it."""
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 """Sum of a tensor over all replicas, not differentiable."""
@@ -45,6 +53,9 @@ class TorchStepContext(CommonStepContext):
         self._expected_samples: list[int] = []
         self._gathers = 0
         self._rows_per_sample: dict[int, int] = {}
+        self._phase: Phase = "train"
+        self._step_word = 0
+        self._position = torch.zeros(2, dtype=torch.int32)
 
     def connect(
         self, index: int, replicas: int, all_reduce: AllReduce, device: torch.device
@@ -61,8 +72,9 @@ class TorchStepContext(CommonStepContext):
         self.index, self.replicas = index, replicas
         self._all_reduce = all_reduce
         self._device = device
+        self._position = self._position.to(device)
 
-    def set_batch(self, batch: Batch) -> None:
+    def set_batch(self, batch: Batch, phase: Phase = "train") -> None:
         """Sets the batch that the objective computes next, and the values of its step."""
         self.values = {
             name: torch.tensor(value, dtype=self._dtype, device=self._device)
@@ -70,11 +82,30 @@ class TorchStepContext(CommonStepContext):
         }
         smaller, remainder = divmod(batch.size, self.replicas)
         self._expected_samples = [smaller + (i < remainder) for i in range(self.replicas)]
+        self._phase = phase
+        self._step_word = batch.step + (_FIRST_EVALUATION if phase == "evaluation" else 0)
 
     def set_slice(self, micro_batch: Slice) -> None:
         """Sets the slice that the objective computes next."""
         self._weight = micro_batch.weight if micro_batch.count else 0.0
         self._gathers = 0
+        if self.draw_keys is not None:
+            self._position.copy_(torch.tensor([self._step_word, micro_batch.first]))
+
+    def pass_draws(self, keys: DrawKeys, inputs: Any) -> TorchPassDraws:
+        rows = next(iter(leaves(inputs))).shape[0]
+        return TorchPassDraws(keys, self._position, rows, self._phase == "train")
+
+    @contextlib.contextmanager
+    def refusing_other_draws(self) -> Iterator[None]:
+        if private_api.is_tracing():  # Keras has computed the same before
+            yield
+            return
+        devices = (gpu.CPU, *gpu.in_use())
+        before = list(map(gpu.rng_state, devices))
+        yield
+        if not all(map(torch.equal, before, map(gpu.rng_state, devices))):
+            raise SpecError(REFUSAL.format("the model or the objective"))
 
     def all_gather(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.require_collective("all_gather")

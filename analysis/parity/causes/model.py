@@ -56,8 +56,8 @@ def random_streams(case: DivergenceCase) -> Cause | None:
         "dropout-streams",
         "dropout (or other random layers) draws other random numbers",
         evidence,
-        "compare with dropout set to 0; every framework, and every number of replicas, draws its own"
-        " numbers for one seed. Two runs of one backend and one number of replicas should draw the same.",
+        "compare with `random_layers: per-sample`; without it every framework, and every number of replicas,"
+        " draws its own numbers. Two runs of one backend and one number of replicas should draw the same.",
     )
 
 

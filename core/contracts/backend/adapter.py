@@ -50,6 +50,7 @@ class Adapter(ABC):
         compiler: Compiler used where the spec says `compile`, such as `torch.compile`; None for none.
         has_optimizer_groups: Whether groups of weights may have optimizer options of their own.
         has_step_contexts: Whether objectives get a `StepContext` as their third argument.
+        draws_per_sample: Whether random layers can draw by sample (`random_layers: per-sample`).
         has_per_replica_state: Whether replicas may keep non-trainable state for themselves.
         parameter_server_transport: Transport of parameter-server runs, such as `tcp`; `none` without them.
         exports: File formats that its `ExportingGroup` writes; `safetensors` is always supported besides.
@@ -74,6 +75,7 @@ class Adapter(ABC):
     compiler: ClassVar[str | None] = None
     has_optimizer_groups: ClassVar[bool] = False
     has_step_contexts: ClassVar[bool] = False
+    draws_per_sample: ClassVar[bool] = False
     has_per_replica_state: ClassVar[bool] = False
     parameter_server_transport: ClassVar[str] = "none"
     exports: ClassVar[frozenset[ExportForm]] = frozenset()

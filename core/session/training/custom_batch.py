@@ -58,7 +58,8 @@ class BatchBuilder:
             row = self._first_row_of(first, parts)
             parts = parts if rows else row
         size = sum(counts)
-        slices = tuple(self._slices(parts, *each, size) for each in bounds)
+        before = sum(counts[: self._group.local_replicas[0]])
+        slices = tuple(self._slices(parts, *each, size, before) for each in bounds)
         state = self._trainer_state
         epoch, index = divmod(state.steps_done, state.steps_per_epoch)
         return Batch(
@@ -98,11 +99,12 @@ class BatchBuilder:
         return map_parts(as_row, parts)
 
     def _slices(
-        self, parts: InputsAndTargets, start: int, stop: int, size: int
+        self, parts: InputsAndTargets, start: int, stop: int, size: int, before: int
     ) -> tuple[Slice, ...]:
         """The micro-batches of a replica: rows `start` to `stop` of arrays `[rows, ...]`, on the device.
 
         Micro-batches without rows get the replica's first row, or any row of the arrays, as a placeholder.
+        `before` is the number of samples of the processes before this one.
         """
         first_row = start if start < stop else 0
         slices = []
@@ -115,7 +117,7 @@ class BatchBuilder:
             )
             tensors = map_parts(self._to_device, slice_rows(parts, rows))
             weight = (end - begin) * self._group.replicas / size
-            slices.append(Slice(*tensors, end - begin, weight))
+            slices.append(Slice(*tensors, end - begin, weight, before + rows.start))
         return tuple(slices)
 
 

@@ -353,7 +353,7 @@ class DataLoaders:
         fetcher = Fetcher(self.data.train, transformed, self._spec.seed)
         indices = np.arange(count)
         parts = fetcher.fetch(BatchPositions(0, 0, indices[start:stop], indices))
-        return Slice(*map_parts(self.to_device, parts), stop - start, 1.0)
+        return Slice(*map_parts(self.to_device, parts), stop - start, 1.0, start)
 
     def to_device(self, array: np.ndarray) -> Any:
         """Tensor on the device, of an array's shape, in the precision of the spec.

@@ -203,4 +203,5 @@ def _rows(micro_batch: Slice, start: int, stop: int) -> Slice:
     """Samples `start` to `stop` of a micro-batch."""
 
     parts = micro_batch.inputs, micro_batch.targets
-    return Slice(*map_parts(lambda leaf: leaf[start:stop], parts), stop - start, 1.0)
+    rows = map_parts(lambda leaf: leaf[start:stop], parts)
+    return Slice(*rows, stop - start, 1.0, micro_batch.first + start)

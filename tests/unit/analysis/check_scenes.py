@@ -214,7 +214,10 @@ RANDOM = (Trait.RANDOM,)
 CASES: dict[str, tuple[Scene, Scene]] = {
     "ISO101": (Scene(traits=LOCAL), Scene(traits=LOCAL, replicas=(1,))),
     "ISO102": (Scene(traits=RANDOM), Scene(traits=RANDOM, replicas=(1,))),
-    "ISO103": (Scene(traits=RANDOM, backends=BOTH), Scene(traits=RANDOM)),
+    "ISO103": (
+        Scene(traits=RANDOM, backends=BOTH),
+        Scene({"random_layers": "per-sample"}, BOTH, traits=RANDOM),
+    ),
     "ISO104": (Scene(traits=GLOBAL), Scene(traits=GLOBAL, backends=("synchronising",))),
     "ISO105": (Scene(traits=(Trait.LOWER_PRECISION,)), Scene(traits=LOCAL)),
     "ISO106": (Scene({"model": TABLE}, BOTH), Scene({"model": TABLE})),

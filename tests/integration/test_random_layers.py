@@ -1,0 +1,191 @@
+"""`random_layers: per-sample`: results with dropout equal those of one replica, on every backend."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.isolated import run_isolated
+
+import isotrain
+from isotrain.core.errors import SpecError, UnsupportedError
+from isotrain.testing.native_equality import trained
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = 26
+"""Global batches of 8, 8, 8 and 2: uneven over three replicas, and the last leaves one without samples."""
+
+
+def sequences() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    labels = random.integers(3, size=SAMPLES)
+    return random.normal(size=(SAMPLES, 5, 6)) + labels[:, None, None], labels
+
+
+def portable() -> Any:
+    import keras
+
+    class Sampling(keras.layers.Layer):
+        """Noise and random scales by `keras.random`."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.seed_generator = keras.random.SeedGenerator(5)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if not training:
+                return x
+            rows = keras.ops.shape(x)[0]
+            draw, seed = keras.random, self.seed_generator
+            x = x + 0.1 * draw.normal(keras.ops.shape(x), dtype=x.dtype, seed=seed)
+            x = x * draw.uniform((), 0.5, 1.5, dtype=x.dtype, seed=seed)
+            sign = draw.randint((rows, 1, 1), 0, 2, seed=seed)
+            kind = draw.categorical(keras.ops.zeros((rows, 3), x.dtype), 1, seed=seed)
+            cut = draw.truncated_normal((rows, 1, 1), dtype=x.dtype, seed=seed)
+            return x + 0.1 * (keras.ops.cast(sign + kind[:, :, None], x.dtype) + cut)
+
+    layers = keras.layers
+    dropout = layers.Dropout(0.25)
+    inputs = keras.Input((5, 6))
+    x = dropout(layers.Dense(8, activation="tanh", name="first")(inputs))
+    x = layers.MultiHeadAttention(2, 4, dropout=0.125)(x, x)
+    x = layers.SpatialDropout1D(0.125)(Sampling()(dropout(x)))
+    x = layers.LSTM(6, dropout=0.25, recurrent_dropout=0.25)(x)
+    x = layers.GaussianNoise(0.25)(layers.GaussianDropout(0.25)(x))
+    return keras.Model(inputs, layers.Dense(3)(layers.AlphaDropout(0.125)(x)))
+
+
+def native() -> Any:
+    from torch import Tensor, nn
+
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                return x
+            draw = isotrain.random
+            x = x + draw.normal(x, std=0.25) * draw.uniform(x[:, :1], 0.5, 1.5)
+            return draw.dropout(x * draw.bernoulli(x, 0.75), 0.25)
+
+    return nn.Sequential(
+        nn.Linear(6, 8),
+        nn.TransformerEncoderLayer(8, 2, 8, dropout=0.25, batch_first=True),
+        nn.Dropout1d(0.25),
+        nn.Flatten(),
+        nn.Linear(40, 4),
+        Noise(),
+        nn.Dropout(0.25, inplace=True),
+        nn.Tanh(),
+        nn.Linear(4, 3),
+    )
+
+
+STAGE_3 = {"strategy": {"name": "sharded", "options": {"stage": 3}}}
+MODELS: dict[str, Any] = {"portable": portable, "native": {"torch": native}}
+
+
+def spec(model: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": MODELS[model],
+        "data": sequences,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
+        "random_layers": "per-sample",
+        "global_batch_size": 8,
+        "epochs": 2,
+        "seed": 3,
+        "precision": "float64",
+        "threads": 1,
+        **fields,
+    }
+
+
+def test_numbers_per_replica_differ() -> None:
+    """The same run without the field depends on the number of replicas: the tests can fail."""
+    results = trained(spec("portable", random_layers="per-replica"), "torch-ddp", 2)
+    assert not np.allclose(results["loss"], by_one_replica("portable")["loss"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "parameter-server"])
+def test_refuses_strategies_that_compute_elsewhere(strategy: str) -> None:
+    with pytest.raises(UnsupportedError, match="random_layers: per-sample"):
+        isotrain.plan(spec("portable", strategy=strategy), backend="torch-ddp", replicas=2)
+
+
+def test_refuses_compiled_steps() -> None:
+    with pytest.raises(SpecError, match="random_layers"):
+        isotrain.plan(spec("portable", compile=True), backend="torch-ddp", replicas=2)
+
+
+@functools.cache
+def by_one_replica(model: str) -> dict[str, Any]:
+    return trained(spec(model), "torch-ddp", 1)
+
+
+def assert_equals_one_replica(results: dict[str, Any], model: str) -> None:
+    expected = by_one_replica(model)
+    np.testing.assert_allclose(results["loss"], expected["loss"], rtol=1e-12)
+    assert set(results["weights"]) == set(expected["weights"])
+    for name, weight in expected["weights"].items():
+        np.testing.assert_allclose(results["weights"][name], weight, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "replicas", "fields"),
+    [
+        ("portable", "torch-ddp", 3, {}),
+        ("portable", "torch-ddp", 2, {"capture": False}),
+        ("portable", "torch-ddp", 2, {"gradient_accumulation_steps": 2}),
+        ("portable", "torch-ddp", 1, {"recompute": ["dropout", "lstm"]}),
+        ("portable", "tf-mirrored", 1, {}),
+        ("portable", "tf-mirrored", 3, {}),
+        ("portable", "tf-multiworker", 2, {"gradient_accumulation_steps": 2}),
+        ("portable", "tf-multiworker", 1, {"recompute": ["dropout", "lstm"]}),
+        ("portable", "horovod-torch", 2, {}),
+        ("portable", "horovod-tf", 3, {}),
+        ("portable", "torch-ddp", 2, STAGE_3),
+        ("portable", "tf-multiworker", 2, STAGE_3),
+        ("native", "torch-ddp", 2, STAGE_3),
+        ("native", "torch-ddp", 3, {}),
+        ("native", "horovod-torch", 2, {"gradient_accumulation_steps": 2}),
+        ("native", "torch-ddp", 1, {"recompute": ["1", "5"]}),
+    ],
+)
+def test_equals_one_replica(
+    model: str, backend: str, replicas: int, fields: dict[str, Any]
+) -> None:
+    """Losses and weights are those of one replica, to 1e-12."""
+    assert_equals_one_replica(trained(spec(model, **fields), backend, replicas), model)
+
+
+def test_frameworks_draw_the_same_bits(tmp_path: Path) -> None:
+    """TensorFlow's numbers are torch's: integers and uniform ones to the bit, normal ones to rounding."""
+    run_isolated(_compare_draws, spec("portable"), "tf-mirrored", tmp_path / "run")
+
+
+def _compare_draws(_: isotrain.Session) -> None:
+    import tensorflow as tf
+    import torch
+
+    from isotrain.adapters.common.sample_draws import DrawKeys
+    from isotrain.adapters.tensorflow.base.sample_draws import TensorFlowPassDraws
+    from isotrain.adapters.torch.base.sample_draws import TorchPassDraws
+
+    keys = DrawKeys(7)
+    draws = TorchPassDraws(keys, torch.tensor([5, 2], dtype=torch.int32), 3, True)
+    other = TensorFlowPassDraws(keys, tf.constant([5, 2], tf.uint32), 3, True)
+    for shape in ((3, 5), (3,), (), (3, 2, 1)):
+        assert other.integers(shape).numpy().tolist() == draws.integers(shape).tolist()
+        for dtype in ("float32", "float64"):
+            assert (
+                other.uniform(shape, dtype).numpy() == draws.uniform(shape, dtype).numpy()
+            ).all()
+        numbers = draws.normal(shape, "float64").numpy()
+        np.testing.assert_allclose(other.normal(shape, "float64").numpy(), numbers, rtol=1e-13)
+    any_shape = tf.TensorSpec([None, None], tf.float64)
+    traced = tf.function(other.normal_like, autograph=False).get_concrete_function(any_shape)
+    numbers = draws.normal((3, 4), "float64").numpy()
+    np.testing.assert_allclose(traced(tf.zeros((3, 4), tf.float64)).numpy(), numbers, rtol=1e-13)
