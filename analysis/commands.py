@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import webbrowser
 from pathlib import Path
 
 from isotrain.analysis.compare import store
@@ -14,8 +15,10 @@ from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.support import read_spec
 from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.errors import PlanError
-from isotrain.core.json_format import json_page
+from isotrain.core.json_format import FORMAT, json_page
+from isotrain.core.launching.run_directory.run_directory import SPEC_FILE
 from isotrain.core.reporting.status import ignore_status, print_status, waiting
+from isotrain.core.reporting.tables import facts
 
 
 def compare(options: argparse.Namespace) -> ExitCode:
@@ -38,13 +41,43 @@ def compare(options: argparse.Namespace) -> ExitCode:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Runs `isotrain report`: rewrites the report of a stored comparison and prints its tables."""
-    source = Path(options.comparison)
+    """Runs `isotrain report`: writes the page of a comparison or a run."""
+    source = Path(options.results)
+    (_report_run if (source / SPEC_FILE).is_file() else _report_comparison)(source, options)
+
+
+def _report_comparison(source: Path, options: argparse.Namespace) -> None:
+    """Writes the report of a stored comparison and prints its tables."""
     comparison = read_comparison(source)
     folder = source if source.is_dir() else source.parent
     # Without the report's packages, `to_html` raises an error that names the missing one.
     path = store.publish(comparison, folder) or comparison.to_html(folder)
     _print(comparison, folder, path, options.json)
+    _open(path, options)
+
+
+def _report_run(source: Path, options: argparse.Namespace) -> None:
+    """Writes the report of a run, with `--follow` until the run has ended, and prints its path."""
+    from isotrain.analysis.run_report.html import follow, write_report
+
+    path, is_running = write_report(source, follows=options.follow)
+    _print_path(path, options.json)
+    _open(path, options)
+    if is_running and options.follow:
+        follow(source)
+
+
+def _print_path(report: Path, as_json: bool) -> None:
+    if as_json:
+        print(json_page({"format": FORMAT, "report": str(report)}), flush=True)
+    else:
+        sys.stdout.write(facts(None, [("report", str(report))]))
+        sys.stdout.flush()
+
+
+def _open(report: Path, options: argparse.Namespace) -> None:
+    if options.open:
+        webbrowser.open(report.resolve().as_uri())
 
 
 def _request(options: argparse.Namespace) -> CompareRequest:

@@ -48,12 +48,14 @@ class Panel:
         title: What the y axis has, written above it.
         lines: Curves; later ones are drawn over earlier ones.
         logarithmic: Whether the y axis is logarithmic.
+        from_zero: Whether the y axis begins at 0.
         empty: Text in place of the curves if no line has a point.
     """
 
     title: str
     lines: Sequence[Line]
     logarithmic: bool = False
+    from_zero: bool = False
     empty: str = ""
 
 
@@ -102,6 +104,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> dict[str, Any]:
         axes.text(0.5, 0.6, panel.empty, ha="center", color=MUTED, transform=axes.transAxes)
     elif panel.logarithmic:
         _set_logarithmic(axes)
+    elif panel.from_zero:
+        axes.set_ylim(bottom=0)
     return handles
 
 

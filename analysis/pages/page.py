@@ -116,9 +116,9 @@ def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def label(name: str) -> str:
     """The label of a field, with its unit."""
-    for ending, unit in (("_gib", "GiB"), ("_s", "s")):
+    for ending, unit in (("_per_s", "/s"), ("_gib", ", GiB"), ("_s", ", s")):
         if name.endswith(ending):
-            name = f"{name.removesuffix(ending)}, {unit}"
+            name = f"{name.removesuffix(ending)}{unit}"
     return name.replace("_", " ")
 
 

@@ -288,9 +288,14 @@ class Failed(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(ProcessEvent):
-    """The process has finished its work."""
+    """The process has finished its work.
+
+    Attributes:
+        peak_memory_bytes: Peak resident memory of the process in bytes.
+    """
 
     kind = "finished"
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

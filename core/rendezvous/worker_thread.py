@@ -14,7 +14,7 @@ from isotrain.core.contracts.reporter import AWAITING_OTHERS
 from isotrain.core.errors import EndedError
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.rendezvous.local_reporter import LocalReporter
-from isotrain.core.system.process import note_framework_use
+from isotrain.core.system.process import note_framework_use, peak_memory_bytes
 from isotrain.core.worker.worker import report_failure, run_job_in_worker
 
 END_SECONDS = 2.0
@@ -54,7 +54,7 @@ class WorkerThread(threading.Thread):
                 self._job, self._resolved_spec, self._context, reporter, self._await_others
             )
             self._on_returned(value)
-            reporter.emit(Finished())
+            reporter.emit(Finished(peak_memory_bytes=peak_memory_bytes()))
         except BaseException as error:  # any error must be reported
             report_failure(error, reporter, adapter)
 

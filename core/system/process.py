@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -47,6 +48,17 @@ def fork_obstacle() -> str | None:
     except OSError as error:
         return f"this system has no process descriptors ({error.strerror})"
     return None
+
+
+def peak_memory_bytes() -> int:
+    """Peak resident memory of this process in bytes.
+
+    Not `getrusage`: its figure starts at that of the process which started this one.
+    """
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status tells no VmHWM")
 
 
 _TAIL_LINES = 5

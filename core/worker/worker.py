@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.contracts.events import Failed, Finished, Ready, Started, Warned
 from isotrain.core.contracts.process import ProcessContext, ServerConnection, from_variables
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.system.process import exit_process
+from isotrain.core.system.process import exit_process, peak_memory_bytes
 from isotrain.core.system.standard_streams import line_buffered
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _run_job(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
         value = run_job_in_worker(job, resolved_spec, context, reporter)
         if context.has_session:
             _save_return_value(value, context, reporter)
-        reporter.emit(Finished())
+        reporter.emit(Finished(peak_memory_bytes=peak_memory_bytes()))
         if context.has_session:
             reporter.wait_for_others()
         return 0

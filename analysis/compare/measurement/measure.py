@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.core.contracts.backend.group_protocols import PipelineGroup
 from isotrain.core.contracts.job import InternalWork
+from isotrain.core.system.process import peak_memory_bytes
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.backend.replica import Tensor
@@ -53,7 +53,7 @@ class Measurement(InternalWork):
         timer = _Timer(feed)
         warm_up = _calibrated(timer, self.block_seconds)
         blocks, steady = self._blocks(timer)
-        memory = _peak_memory()
+        memory = peak_memory_bytes()
         return {
             "losses": [float(loss) for loss in losses],
             "metrics": metrics,
@@ -246,14 +246,3 @@ def _all_reduce_seconds(session: Session) -> float | None:
     wanted = int(_EXCHANGE_SECONDS / max(once(), 1e-9))
     rounds = _agreed(session, min(max(wanted, _MIN_EXCHANGES), _MAX_EXCHANGES))
     return float(np.median([once() for _ in range(rounds)]))
-
-
-def _peak_memory() -> int:
-    """Peak resident memory of this process in bytes.
-
-    Not `getrusage`: its figure starts at that of the process which started this one.
-    """
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status tells no VmHWM")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 
-from isotrain.core.cli.argument_types import name_with_options, positive_int, positive_ints
+from isotrain.core.cli.argument_types import (
+    RUN_HELP,
+    name_with_options,
+    positive_int,
+    positive_ints,
+    run_location,
+)
 from isotrain.core.cli.command import Command
 from isotrain.core.cli.common_options import add_launcher_arguments, add_spec_arguments
 
@@ -121,8 +127,17 @@ def _add_results_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_report_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "comparison", metavar="COMPARISON", help=f"the comparison: {_COMPARISON_HELP}"
+        "results",
+        metavar="RESULTS",
+        type=run_location,
+        help=f"a comparison: {_COMPARISON_HELP}; or {RUN_HELP}",
     )
+    command.add_argument(
+        "--follow",
+        action="store_true",
+        help="write the report of a run again and again until the run has ended",
+    )
+    command.add_argument("--open", action="store_true", help="open the report in a browser")
 
 
 def _duration(text: str) -> float:
@@ -174,11 +189,13 @@ examples:
 )
 REPORT = Command(
     "report",
-    "show a comparison again",
-    "Rewrites the report of a comparison from its stored results, and prints its tables.",
+    "make the page of a comparison, a run or a parity check",
+    "Writes report.html from what is stored, also while a run goes on, and prints its path. docs/report.md\n"
+    "explains the pages.",
     """\
 examples:
   isotrain report comparisons/digits-20260102-030405
+  isotrain report last --follow --open
   isotrain report today --json""",
     add_arguments=_add_report_arguments,
     module="isotrain.analysis.commands",

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from helpers.html_page import Page
 from unit.analysis import comparison_samples as samples
 
 from isotrain.analysis.compare.plots import curves, dot_plots
@@ -30,41 +30,6 @@ from isotrain.analysis.pages.timeline import Span
 from isotrain.core.errors import IsotrainError
 
 ROOT = Path(__file__).parents[3]
-VOID = {"meta", "link", "br", "hr", "img", "input"}
-
-
-class Page(HTMLParser):
-    """What a page is made of: elements with their attributes, headings, text, and whether all are closed."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.texts: list[tuple[str, str]] = []
-        self.feed(html)
-        self.close()
-        assert not self.open, f"not closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append((self.open[-1] if self.open else "", data))
-
-    def of(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(data for tag, data in self.texts if tag != "style").split())
 
 
 @pytest.fixture(scope="module")
