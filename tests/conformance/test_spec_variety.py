@@ -11,7 +11,7 @@ from conformance.tolerances import EXACT, distance
 
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 ONE, OTHER = "torch-ddp", "tf-multiworker"
 ROUGH_BOUNDS = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 4e-3, "float16-clipped": 4e-3}

@@ -14,7 +14,7 @@ import isotrain
 from isotrain.core.worker.fit import fit
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 SAMPLES, TOKENS, PADDING = 13, 12, -1
 

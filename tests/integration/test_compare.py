@@ -24,7 +24,7 @@ from helpers.signals import heed_signals
 import isotrain
 from isotrain.analysis.compare.result import Comparison, read_comparison
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 MODULE = """
 import sys

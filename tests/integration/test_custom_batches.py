@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.backends import param
 from integration.session_specs import launch, samples, spec
 
 import isotrain
@@ -18,7 +19,10 @@ pytestmark = pytest.mark.usefixtures("reference")
 
 PRECISE = {"precision": "float64", "shuffle": False}
 NO_DATA = {"data": None, "epochs": None, "steps": 6, **PRECISE}
-BACKENDS = ["reference", "torch-ddp", "tf-mirrored", "tf-multiworker"]
+BACKENDS = [
+    *("reference", "torch-ddp"),
+    *(param(name, features=True) for name in ("tf-mirrored", "tf-multiworker")),
+]
 ROWS = [(3, 1), (0, 4), (2, 2), (4, 0), (1, 0), (5, 2)]
 """Rows of each of two replicas, by step."""
 
@@ -62,7 +66,7 @@ def test_means_are_exact_for_any_numbers_of_rows(
         np.testing.assert_allclose(weight, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch-ddp", "tf-multiworker"])
+@pytest.mark.parametrize("backend", [*BACKENDS[:2], BACKENDS[3]])
 def test_rows_of_the_data_give_the_run_of_the_data(tmp_path: Path, backend: str) -> None:
     def by_data(session: isotrain.Session) -> Any:
         for batch in session.batches():
@@ -229,6 +233,7 @@ def train_on_structures(session: isotrain.Session) -> dict[str, Any]:
     return {"losses": losses, "evaluated": evaluated, **session.read_state(["trainable"])}
 
 
+@pytest.mark.features
 @pytest.mark.parametrize(
     "backend", ["tf-mirrored", "tf-multiworker", "horovod-tf", "horovod-torch"]
 )
@@ -241,7 +246,7 @@ def test_structures_and_values_may_change_from_step_to_step(tmp_path: Path, back
         np.testing.assert_allclose(returned[name], array, rtol=0, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+@pytest.mark.parametrize("backend", BACKENDS[1:3])
 def test_sample_weights_are_told_from_second_targets(tmp_path: Path, backend: str) -> None:
     def objective(model: Any, batch: Any) -> Any:
         *parts, last = batch

@@ -72,7 +72,7 @@ def trained(tmp_path: Path, **changes: Any) -> list[float]:
     return found.history.loss
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_function_of_torch_gets_the_predictions_first(tmp_path: Path) -> None:
     losses = trained(tmp_path, loss="torch.nn.functional:binary_cross_entropy_with_logits")
     assert min(losses) > 0
@@ -113,7 +113,7 @@ def orders(session: isotrain.Session) -> dict[str, Any]:
     return {name: callables.argument_order_of(function) for name, function in functions.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_argument_order_follows_names_and_origin() -> None:
     (found,) = isotrain.launch(orders, spec(loss="mse"), backend="torch-ddp", replicas=1)
     names = list(found)
@@ -123,7 +123,7 @@ def test_argument_order_follows_names_and_origin() -> None:
     assert {found[name] for name in names[last:]} == {None}
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_an_ambiguous_argument_order_must_be_given(tmp_path: Path) -> None:
     undecided = prediction_then_y_in_other_words
     with pytest.raises(RunFailedError, match=r"takes \(a, b\).*order: targets-first"):
@@ -142,9 +142,9 @@ def test_a_native_loss_does_not_broadcast(tmp_path: Path, kind: str) -> None:
         trained(tmp_path, loss=y_then_prediction, data_args=args)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize(
-    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
+    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.features)]
 )
 def test_a_portable_loss_gets_equal_shapes_as_in_keras(tmp_path: Path, backend: str) -> None:
     losses = [

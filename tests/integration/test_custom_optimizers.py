@@ -13,7 +13,7 @@ from integration import custom_optimizers as own
 import isotrain
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 IN_GRAPHS = (
     "clipnorm",

@@ -13,7 +13,7 @@ from integration import differentiating_models as own
 import isotrain
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 NATIVE = [(backend, name) for backend in ("torch-ddp", "horovod-torch") for name in own.NATIVE]
 

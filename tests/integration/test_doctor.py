@@ -60,7 +60,7 @@ def here() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_everything_is_available_here(here: dict[str, Any]) -> None:
     found = here
     assert found["format"] == 1
@@ -87,7 +87,7 @@ def test_everything_is_available_here(here: dict[str, Any]) -> None:
             assert each["available"] == (each["reason"] is None)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_text_for_people(here: dict[str, Any]) -> None:
     text = texts.doctor(here)
     assert "http_proxy; ranks connect to each other without them" in " ".join(text.split())
@@ -98,7 +98,7 @@ def test_text_for_people(here: dict[str, Any]) -> None:
             assert each["available"] or f"{each['reason']}; {each['hint']}" in text
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_tensorflow_that_fails_to_import(tmp_path: Path) -> None:
     package(tmp_path, "tensorflow", 'raise ImportError("libmissing.so.7: no such file")')
     found = backends(tmp_path, *TENSORFLOW, "reference")
@@ -111,7 +111,7 @@ def test_a_tensorflow_that_fails_to_import(tmp_path: Path) -> None:
     assert found["reference"]["available"], found["reference"]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_frameworks_that_bring_their_process_down(tmp_path: Path) -> None:
     aborts = 'import os, sys; print("bad ABI", file=sys.stderr, flush=True); os.abort()'
     package(tmp_path, "tensorflow", aborts)
@@ -126,7 +126,7 @@ def test_frameworks_that_bring_their_process_down(tmp_path: Path) -> None:
         assert "exit code 139" in found[name]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_horovod_whose_extension_cannot_be_loaded(tmp_path: Path) -> None:
     package(tmp_path, "horovod", "")
     torch = tmp_path / "horovod" / "torch"
@@ -157,7 +157,7 @@ def isotrain_register_backends(register):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_crashing_backend_hides_no_other_of_its_framework(tmp_path: Path) -> None:
     (tmp_path / "ending.py").write_text(ENDING)
     plugins = (f"--plugin={tmp_path}/ending.py", "--plugin=isotrain.testing.reference")
@@ -180,7 +180,7 @@ def test_private_api_of_torch_and_keras_is_unchanged(tmp_path: Path) -> None:
     assert found["backend"]["available"], found["backend"]["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_framework_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(tmp_path, "torch", "import time; time.sleep(1000)")
     package(tmp_path, "tensorflow", "import time; time.sleep(1000)")
@@ -264,7 +264,7 @@ def examined(
     return examine_here({"names": names, "requested": [*map(str, plugins)], "blocked": []})
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize(
     ("backend", "names"),
     [

@@ -52,7 +52,10 @@ def trained(folder: Path, backend: str = "reference", **fields: Any) -> RunResul
     "backend",
     [
         "reference",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch-ddp", "tf-multiworker")),
+        *(
+            pytest.param(name, marks=pytest.mark.features)
+            for name in ("torch-ddp", "tf-multiworker")
+        ),
     ],
 )
 def test_metrics_see_all_samples_in_order(tmp_path: Path, backend: str) -> None:
@@ -75,7 +78,7 @@ def test_metrics_see_all_samples_in_order(tmp_path: Path, backend: str) -> None:
         assert isotrain.evaluate(result, replicas=replicas) == pytest.approx(told, rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_metrics_over_all_get_targets_without_sample_weights(tmp_path: Path) -> None:
     result = trained(tmp_path, "torch-ddp")
     inputs, targets = (part[:7] for part in samples())
@@ -116,7 +119,7 @@ def test_data_that_cannot_be_found_are_asked_for(tmp_path: Path) -> None:
         isotrain.evaluate(result)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_metric_classes_serve_as_they_are(tmp_path: Path) -> None:
     """Of torchmetrics, those that tell predictions from targets."""
     pytest.importorskip("torchmetrics")

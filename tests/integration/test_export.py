@@ -123,7 +123,7 @@ def fault(folder: Path, name: str, wanted: np.ndarray) -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_torch_and_onnx_open_their_exports(
     folder: Path,
     trained: isotrain.RunResult,
@@ -149,7 +149,7 @@ def test_torch_and_onnx_open_their_exports(
     assert_outside(folder, "torch", wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_keras_opens_exports_on_another_framework(
     folder: Path, trained: isotrain.RunResult, by_keras: dict[str, np.ndarray]
 ) -> None:
@@ -160,7 +160,7 @@ def test_keras_opens_exports_on_another_framework(
     assert_outside(folder, "jax", by_keras, **jax)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_tensorflow_opens_its_exports(
     folder: Path,
     trained: isotrain.RunResult,
@@ -254,7 +254,7 @@ def in_sequence() -> Any:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
     import onnxruntime
 
@@ -267,7 +267,7 @@ def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, inside, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_formats_that_a_torch_module_lacks(native: isotrain.RunResult, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no backend that is available"):
         isotrain.export(native, tmp_path / "saved", to="saved-model")
@@ -335,7 +335,7 @@ def tied_weights_taken(session: isotrain.Session, module: Any) -> dict[str, str]
     return {file.name: taken(file) for file in folder.iterdir() if file.suffix in SUFFIXES}
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_tied_weights_of_torch_are_loaded_as_the_documentation_says(tmp_path: Path) -> None:
     samples = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
     own = spec(model={"torch": tied}, data=(samples, samples), loss="mse")
@@ -366,7 +366,7 @@ def first_weights(session: isotrain.Session) -> dict[str, np.ndarray]:
     return session.read_state(["trainable"])
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_bfloat16_is_exported_and_read_as_bfloat16(tmp_path: Path) -> None:
     native = spec(model={"torch": narrow_net}, optimizer={"name": "sgd", "lr": 0.125})
     result = run(native, backend="torch-ddp", output=tmp_path / "run")

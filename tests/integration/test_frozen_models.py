@@ -85,10 +85,15 @@ CASES = {
 @pytest.mark.parametrize(
     ("case", "backends"),
     [
-        ("from torch", ["tf-mirrored", "horovod-tf"]),
-        ("from TensorFlow", ["torch-ddp", "horovod-torch"]),
         ("native torch", ["torch-ddp"]),
-        ("native TensorFlow", ["tf-mirrored"]),
+        *(
+            pytest.param(*each, marks=pytest.mark.features)
+            for each in (
+                ("from torch", ["tf-mirrored", "horovod-tf"]),
+                ("from TensorFlow", ["torch-ddp", "horovod-torch"]),
+                ("native TensorFlow", ["tf-mirrored"]),
+            )
+        ),
     ],
 )
 def test_the_weights_are_those_of_the_run(tmp_path: Path, case: str, backends: list[str]) -> None:

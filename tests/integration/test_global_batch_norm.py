@@ -14,7 +14,7 @@ import isotrain
 from isotrain.core.errors import SpecError, UnsupportedError
 from isotrain.testing.native_equality import trained
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 SAMPLES = 26
 """Global batches of 8, 8, 8 and 2: uneven over three replicas, and the last leaves one without samples."""

@@ -9,7 +9,7 @@ import pytest
 
 from isotrain.testing import gpu_report
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 
 def test_makes_checks_on_the_cpu(

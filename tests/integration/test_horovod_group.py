@@ -47,7 +47,7 @@ def ranks(backend: str, replicas: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.kernels
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_bit_equal_to_loops_written_by_hand(backend: str, replicas: int) -> None:
     for rank in ranks(backend, replicas):
@@ -70,7 +70,7 @@ def assert_near(ours: np.ndarray, theirs: np.ndarray, what: str) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=bound * scale, err_msg=what)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_losses_are_equal_on_every_process(backend: str, replicas: int) -> None:
     first, *others = ranks(backend, replicas)
@@ -80,7 +80,7 @@ def test_losses_are_equal_on_every_process(backend: str, replicas: int) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.slow
+@pytest.mark.features
 def test_the_loss_is_reduced_with_the_last_gradients() -> None:
     """Where each gradient travels by itself, the loss is equal to that of one message with all."""
     for rank in ranks("horovod-torch", 2):
@@ -91,7 +91,7 @@ def test_the_loss_is_reduced_with_the_last_gradients() -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize("backend", ADAPTERS)
 def test_native_weights_start_as_those_of_rank_0_and_stay_equal(backend: str) -> None:
     first, *others = ranks(backend, 2)
@@ -104,7 +104,7 @@ def test_native_weights_start_as_those_of_rank_0_and_stay_equal(backend: str) ->
         assert all((other["start"] == first["start"]).all() for other in others)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_gradients_of_unused_weights_are_zero() -> None:
     """Weights that no rank uses stay; those that one rank uses change, equally on all ranks."""
     first, other = (rank["unused"] for rank in ranks("horovod-torch", 2))
@@ -116,13 +116,13 @@ def test_gradients_of_unused_weights_are_zero() -> None:
             assert (value.tobytes() == before[weight].tobytes()) == is_unused, (name, weight)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_groups_of_gradients_are_as_many_as_the_option_says() -> None:
     for rank in ranks("horovod-tf", 2):
         assert rank["groups"] == [[6], [3, 3], [2, 2, 2], [1] * 6]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_compression_rounds_to_float16(backend: str, replicas: int) -> None:
     found, (*_, compressed) = ranks(backend, replicas)[0], BESIDE[backend]
@@ -132,7 +132,7 @@ def test_compression_rounds_to_float16(backend: str, replicas: int) -> None:
         assert rounded.tobytes() != value.tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_only_loopback_is_used(backend: str, replicas: int) -> None:
     found = ranks(backend, replicas)
@@ -148,21 +148,21 @@ def look_for_sockets(session: isotrain.Session) -> list[str]:
     return sorted(sockets)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize("backend", ADAPTERS)
 def test_one_replica_opens_no_port(backend: str) -> None:
     run = try_run(look_for_sockets, SPEC, backend, 1)
     assert run.returned == [[]], run.failure
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_missing_peer_is_named() -> None:
     first, other = (rank["refusals"]["missing"] for rank in ranks("horovod-torch", 2))
     assert "rank 1 did not come within 3 s" in first
     assert "Rank 2 waited 3 s for rank 0" in other
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_port_in_use_is_named() -> None:
     said = ranks("horovod-torch", 2)[0]["refusals"]
     assert f"Port {said['port']} on 127.0.0.1 is already in use" in said["taken"]

@@ -12,7 +12,7 @@ import pytest
 import isotrain
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 REPLICAS = 2
 LOSSES = [1.1923488133, 1.0431361893, 1.2020399925, 1.0827072326, 1.1117208447, 1.1137764910]

@@ -15,7 +15,7 @@ from conformance.backends import param
 import isotrain
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

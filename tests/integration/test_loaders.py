@@ -15,7 +15,7 @@ import isotrain
 from isotrain.core.worker.fit import fit
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 SAMPLES = 23
 INPUTS = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)

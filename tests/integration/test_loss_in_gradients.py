@@ -14,7 +14,7 @@ from conformance.cases import THREADS
 import isotrain
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 SPEC = {
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},

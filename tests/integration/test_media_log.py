@@ -113,7 +113,7 @@ def read_board(session: isotrain.Session, folder: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_tensorboard_has_all_three(tmp_path: Path) -> None:
     launch(logging, tmp_path, loggers=["tensorboard"])
     read = functools.partial(read_board, folder=str(tmp_path / "run" / "tensorboard"))
@@ -127,7 +127,7 @@ def test_tensorboard_has_all_three(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.filterwarnings("default")  # MLflow's own use of SQLAlchemy warns
 def test_mlflow_has_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -160,7 +160,7 @@ logger.finished(None)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_wandb_has_all_three(tmp_path: Path) -> None:
     launch(logging, tmp_path)
     run = tmp_path / "run"

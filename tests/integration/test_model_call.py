@@ -98,6 +98,7 @@ def test_is_called_alike_everywhere(call: Any, backend: str, tmp_path: Path) -> 
     np.testing.assert_allclose(predictions[:, 0], predicted, atol=1e-6)
 
 
+@pytest.mark.features
 def test_onnx_has_the_inputs_of_the_call(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     trained = spec(call="keywords")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.backends import param
 from integration import named_updates
 from integration.named_updates import native, portable, spec, train_plain
 
@@ -56,10 +57,10 @@ def expected() -> dict[str, dict[str, np.ndarray]]:
     [
         ("torch-ddp", 1),
         ("torch-ddp", 2),
-        ("tf-mirrored", 2),
-        ("tf-multiworker", 2),
-        ("horovod-torch", 2),
-        ("horovod-tf", 2),
+        param("tf-mirrored", 2, features=True),
+        param("tf-multiworker", 2, features=True),
+        param("horovod-torch", 2, features=True),
+        param("horovod-tf", 2, features=True),
     ],
 )
 def test_equals_the_plain_program(
@@ -77,6 +78,7 @@ def test_equals_the_plain_program(
             assert state["rates"] == [0.0625, 0.125]
 
 
+@pytest.mark.slow
 def test_updates_are_recorded_and_resumed(tmp_path: Path) -> None:
     fields = spec(MODELS["native"], checkpoint={"every_steps": 3})
     whole = isotrain.run(fields, backend="torch-ddp", replicas=2, output=tmp_path / "whole")
@@ -99,9 +101,9 @@ def test_updates_are_recorded_and_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("torch-ddp", "tf-mirrored"),
-        pytest.param("tf-multiworker", "torch-ddp", marks=pytest.mark.slow),
-        pytest.param("horovod-tf", "horovod-torch", marks=pytest.mark.slow),
+        pytest.param("torch-ddp", "tf-mirrored", marks=pytest.mark.slow),
+        param("tf-multiworker", "torch-ddp", features=True),
+        param("horovod-tf", "horovod-torch", features=True),
     ],
 )
 def test_another_framework_resumes_all_updates(first: str, second: str, tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_weights_of_several_updates_and_of_none() -> None:
         assert np.array_equal(array, start.weights[name]) == name.startswith("g.0"), name
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+@pytest.mark.parametrize("backend", ["torch-ddp", param("tf-mirrored", features=True)])
 def test_the_measured_plan_names_weights_of_no_update(backend: str) -> None:
     fields = spec(MODELS["portable"])
     plan = isotrain.measured_plan(fields, backend=backend, replicas=2)

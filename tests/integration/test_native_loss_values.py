@@ -11,7 +11,7 @@ from helpers.isolated import run_isolated
 import isotrain
 from isotrain.plugin import TensorFunctions
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 SPEC: dict[str, Any] = {
     "data": (np.ones((1, 2)), np.ones((1, 1))),

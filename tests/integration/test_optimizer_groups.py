@@ -11,7 +11,7 @@ from examples.by_need.harness import load
 
 import isotrain
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 OPTIMIZER: dict[str, Any] = {
     "name": "adamw",

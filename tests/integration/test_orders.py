@@ -13,7 +13,7 @@ from conformance.backends import param
 import isotrain
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 SAMPLES = 40
 LENGTHS = np.random.default_rng(1).choice([4, 8, 12], SAMPLES)

@@ -12,7 +12,7 @@ import pytest
 
 import isotrain
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 BATCH, STEPS = 4, 4
 DATA = np.random.default_rng(0).normal(size=(BATCH * STEPS, 3))

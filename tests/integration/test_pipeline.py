@@ -42,7 +42,7 @@ from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.testing.check_context import assert_same
 from isotrain.testing.consecutive_sessions import Work
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from isotrain.testing.launching import try_run
 from isotrain.testing.native_equality import train
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.features,
     pytest.mark.filterwarnings("ignore:Layer 'block' .* was passed an input with a mask"),
 ]
 

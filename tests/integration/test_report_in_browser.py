@@ -16,7 +16,7 @@ from unit.analysis import comparison_samples as samples
 
 from isotrain.analysis.compare.report.html import render
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 SIZES: dict[str, ViewportSize] = {
     "phone": {"width": 360, "height": 740},

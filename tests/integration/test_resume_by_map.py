@@ -20,7 +20,7 @@ from isotrain.core.session.weights.state_conversion import StateConverter
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 START = np.random.default_rng(4).standard_normal((3, 2))
 NAMES = {"tensorflow": {"kernel": {"name": "weight", "axes": "IO->OI"}}}

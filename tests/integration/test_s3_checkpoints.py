@@ -20,7 +20,7 @@ from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.errors import CheckpointError, PlanError
 
-pytestmark = pytest.mark.slow  # the library for S3 alone takes seconds to load
+pytestmark = pytest.mark.features  # the library for S3 alone takes seconds to load
 
 CALLS = ("open", "pipe_file", "ls", "rm")
 """What of a file system is used to write, commit and prune."""

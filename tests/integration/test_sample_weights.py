@@ -11,7 +11,7 @@ import pytest
 import isotrain
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 DRAW = np.random.default_rng(2)
 X = DRAW.standard_normal((27, 6))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.backends import param
 from integration.session_specs import launch, spec
 
 import isotrain
@@ -25,12 +26,9 @@ OPTIMIZERS = {"sgd": SGD, "adamw": ADAMW}
 
 
 def cells(*pairs: tuple[str, int]) -> pytest.MarkDecorator:
-    """Parametrization `backend, replicas`: one replica, and what is alike, when there is time."""
-    quick = {("torch-ddp", 2), ("tf-mirrored", 2), ("horovod-torch", 2)}
-    return pytest.mark.parametrize(
-        ("backend", "replicas"),
-        [pytest.param(*each, marks=[] if each in quick else [pytest.mark.slow]) for each in pairs],
-    )
+    """Parametrization `backend, replicas`; `make test` has two replicas of torch-ddp."""
+    cases = [param(*each, features=each != ("torch-ddp", 2)) for each in pairs]
+    return pytest.mark.parametrize(("backend", "replicas"), cases)
 
 
 def by_optimizer(work: Work, backend: str, replicas: int, **fields: Any) -> dict[str, Any]:
@@ -197,8 +195,12 @@ def test_native_models_equal_a_plain_torch_loop(backend: str, replicas: int) -> 
 NORMALIZED = [
     ("torch-ddp", {"model": normalized}),
     ("torch-ddp", {"model": {"torch": native_normalized}, "precision": "float64"}),
-    ("tf-mirrored", {"model": normalized}),
-    ("horovod-torch", {"model": {"torch": native_normalized}, "precision": "float64"}),
+    pytest.param("tf-mirrored", {"model": normalized}, marks=pytest.mark.features),
+    pytest.param(
+        "horovod-torch",
+        {"model": {"torch": native_normalized}, "precision": "float64"},
+        marks=pytest.mark.features,
+    ),
 ]
 
 
@@ -225,7 +227,7 @@ def evaluated(session: isotrain.Session) -> tuple[State, State, list[tuple[float
 
 
 @pytest.mark.parametrize(("backend", "fields"), NORMALIZED)
-@pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=pytest.mark.features)])
 def test_frozen_layers_compute_as_in_evaluation(
     tmp_path: Path, backend: str, replicas: int, fields: dict[str, Any]
 ) -> None:
@@ -255,7 +257,7 @@ def by_gradients(session: isotrain.Session) -> State:
 
 
 @pytest.mark.parametrize(("backend", "fields"), NORMALIZED[:3])
-@pytest.mark.parametrize("on_nan", ["stop", pytest.param("skip", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("on_nan", ["stop", pytest.param("skip", marks=pytest.mark.features)])
 def test_gradients_leave_frozen_statistics(
     tmp_path: Path, backend: str, fields: dict[str, Any], on_nan: str
 ) -> None:
@@ -285,8 +287,8 @@ def averaged(session: isotrain.Session) -> tuple[State, State]:
     [
         ("torch-ddp", {"model": {"torch": native_normalized}}),
         ("torch-ddp", {"model": normalized}),
-        ("tf-mirrored", {"model": normalized}),
-        pytest.param("horovod-tf", {"model": normalized}, marks=pytest.mark.slow),
+        pytest.param("tf-mirrored", {"model": normalized}, marks=pytest.mark.features),
+        pytest.param("horovod-tf", {"model": normalized}, marks=pytest.mark.features),
     ],
 )
 def test_averages_go_on_while_weights_are_frozen(
@@ -308,8 +310,8 @@ def scaled(session: isotrain.Session) -> tuple[State, State, float]:
     [
         ("torch-ddp", {"model": {"torch": native_half}}),
         ("torch-ddp", {}),
-        ("tf-mirrored", {}),
-        pytest.param("horovod-torch", {}, marks=pytest.mark.slow),
+        pytest.param("tf-mirrored", {}, marks=pytest.mark.features),
+        pytest.param("horovod-torch", {}, marks=pytest.mark.features),
     ],
 )
 def test_frozen_weights_rest_under_a_loss_scale(
@@ -356,7 +358,13 @@ def resumed(session: isotrain.Session, name: str, folder: Path) -> State:
 
 @pytest.mark.parametrize(
     ("backend", "fields"),
-    [("torch-ddp", {}), ("torch-ddp", NATIVE), ("tf-mirrored", {}), ("horovod-torch", NATIVE)],
+    [
+        ("torch-ddp", NATIVE),
+        *(
+            pytest.param(*each, marks=pytest.mark.features)
+            for each in (("torch-ddp", {}), ("tf-mirrored", {}), ("horovod-torch", NATIVE))
+        ),
+    ],
 )
 def test_a_resumed_run_ends_with_the_same_bits(
     tmp_path: Path, backend: str, fields: dict[str, Any]

@@ -31,7 +31,10 @@ def logging(session: isotrain.Session) -> list[float]:
     "backend",
     [
         "reference",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("torch-ddp", "tf-multiworker")),
+        *(
+            pytest.param(name, marks=pytest.mark.features)
+            for name in ("torch-ddp", "tf-multiworker")
+        ),
     ],
 )
 def test_scalars_are_recorded_for_their_step(tmp_path: Path, backend: str) -> None:
@@ -47,7 +50,7 @@ def test_scalars_are_recorded_for_their_step(tmp_path: Path, backend: str) -> No
     }
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_tensor_is_recorded_as_it_was(tmp_path: Path) -> None:
     def changing(session: isotrain.Session) -> None:
         import torch

@@ -64,9 +64,9 @@ BESIDES = {
     ("horovod-torch", 4): cases.unusual(),
 }
 """What else is tried."""
-COUNTED = [param(*run, slow=run[0] != "reference") for run in TRIED]
+COUNTED = [param(*run, features=run[0] != "reference") for run in TRIED]
 CELLS = [
-    param(*cell, slow=cell[0] != "reference")
+    param(*cell, features=cell[0] != "reference")
     for cell in (
         ("reference", 2, "stage 1"),
         ("reference", 4, "hybrid 1"),
@@ -208,12 +208,12 @@ def of_four() -> list[dict[str, Any]]:
     return launched_in_turn(specs, cases.trained_or_measured, "torch-ddp", 4)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_native_torch_models_and_optimizers_are_sharded(of_four: list[dict[str, Any]]) -> None:
     assert_as_parallel(of_four, NATIVE)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_hybrid_sharding_equals_data_parallel(
     of_four: list[dict[str, Any]],
 ) -> None:
@@ -224,7 +224,7 @@ def test_hybrid_sharding_equals_data_parallel(
         assert sum(host) == of_four[0][f"{name}: parallel"]["slots"]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize(("name", "replicas"), [(cases.WHOLE, 2), ("momentum", 3)])
 def test_full_sharding_equals_data_parallel(name: str, replicas: int) -> None:
     base = cases.native(epochs=1, **(cases.UNEVEN if replicas > 2 else {}))
@@ -235,7 +235,7 @@ def test_full_sharding_equals_data_parallel(name: str, replicas: int) -> None:
     assert sum(slots) == processes[0][f"{name}: parallel"]["slots"]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_sharded_weights_are_saved_and_resumed(tmp_path: Path) -> None:
     """They are resumed with other replicas, sharded and whole; of hosts, the first writes."""
     fields = {**cases.native(**cases.UNEVEN), **cases.OPTIMIZERS[cases.LAST]}
@@ -266,7 +266,7 @@ def test_sharded_weights_are_saved_and_resumed(tmp_path: Path) -> None:
                 assert_close(turns[name][kind], expected[kind], what)
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_memory_and_traffic_are_as_planned(of_four: list[dict[str, Any]]) -> None:
     """The plan is of the replica that has most, and on average; with equal layers it is right to a tenth."""
     whole = models.LAYERS * models.WIDTH**2 * 8
@@ -370,7 +370,7 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
     assert "first refers back to one that holds it" in refusals["refers back"]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_memory_and_traffic_of_full_sharding_are_as_planned() -> None:
     """It runs Adam, whose gradients are each clipped by norm, as data-parallel runs."""
     whole = models.LAYERS * models.WIDTH**2 * 8
@@ -446,7 +446,7 @@ INAPT = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_native_weights_that_cannot_be_sharded_are_named() -> None:
     spec = cases.spec(cases.sharded(3), cases.native(model={"torch": inapt}, precision="float32"))
     for kind, words in INAPT.items():

@@ -19,7 +19,7 @@ from helpers.waiting import wait_until
 
 import isotrain
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 SAMPLES = 23
 INPUTS = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)

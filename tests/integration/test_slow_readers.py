@@ -47,7 +47,7 @@ def started(*command: str, out: int | IO[bytes], **variables: str) -> Iterator[A
             process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_an_unread_terminal_does_not_stop_training(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with started(str(PROGRAM), str(tmp_path), out=theirs) as process:
@@ -74,7 +74,7 @@ def test_a_suspended_launcher_does_not_stop_training(tmp_path: Path) -> None:
     assert recorded_steps(tmp_path / "run") == STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_unread_output_of_rank_0_does_not_stop_training(tmp_path: Path) -> None:
     program = str(PROGRAM), str(tmp_path)
     first, second = (torchrun(rank, 2, tmp_path.name) for rank in (0, 1))
@@ -87,7 +87,7 @@ def test_unread_output_of_rank_0_does_not_stop_training(tmp_path: Path) -> None:
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.parametrize("way", ["local", pytest.param("joined", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["local", pytest.param("joined", marks=pytest.mark.features)])
 def test_unread_json_lines_do_not_stop_training(tmp_path: Path, way: str) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(SPEC))

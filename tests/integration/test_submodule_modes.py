@@ -11,7 +11,7 @@ from integration import submodule_modes as own
 
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 DROPS = {"drops": own.RATE, "drops nothing": own.NONE}
 

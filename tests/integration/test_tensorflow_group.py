@@ -49,7 +49,7 @@ def problems(backend: str, replicas: int) -> dict[str, str]:
     return {name: "".join(f"\nrank {r}:\n{t}" for r, n, t in told if n == name) for name in CHECKS}
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_group_check(backend: str, replicas: int, name: str) -> None:
@@ -83,7 +83,7 @@ def test_options_are_checked() -> None:
         notes({"bucket_byte": 1024})
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_a_peer_that_never_starts_ends_the_process() -> None:
     completed = subprocess.run(
         [sys.executable, __file__],

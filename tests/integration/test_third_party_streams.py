@@ -16,7 +16,7 @@ from isotrain.testing.consecutive_sessions import next_session
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
-pytestmark = [pytest.mark.usefixtures("reference"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("reference"), pytest.mark.features]
 
 STEPS, SAVED_AFTER, GLOBAL_BATCH = 17, 7, 7
 

@@ -11,7 +11,7 @@ import pytest
 import isotrain
 from isotrain.testing.consecutive_sessions import next_session
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 START = [-1.0, -0.5, 0.25, 1.0]
 
 

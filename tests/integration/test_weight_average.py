@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.backends import param
 from integration import named_updates
 from integration.session_specs import launch, samples, spec
 
@@ -16,7 +17,10 @@ from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("reference")
 
-BACKENDS = ["reference", "torch-ddp", "tf-mirrored", "tf-multiworker"]
+BACKENDS = [
+    *("reference", "torch-ddp"),
+    *(param(name, features=True) for name in ("tf-mirrored", "tf-multiworker")),
+]
 EMA = {"ema": {"decay": 0.875, "every": 2, "start": 1}, "precision": "float64"}
 SWA = {"swa": {"start": 2, "every": 3}, "precision": "float64"}
 VALIDATED = {"data": lambda: isotrain.DataSet(samples(), samples())}
@@ -120,7 +124,10 @@ def rest(session: isotrain.Session, folder: Path | None) -> Any:
 
 @pytest.mark.parametrize(
     ("backend", "replicas"),
-    [("torch-ddp", 2), ("torch-ddp", 1), ("tf-multiworker", 2), ("reference", 1)],
+    [
+        *(("torch-ddp", 2), ("reference", 1)),
+        *(param(*each, features=True) for each in (("torch-ddp", 1), ("tf-multiworker", 2))),
+    ],
 )
 @pytest.mark.parametrize("fields", [EMA, SWA], ids=["ema", "swa"])
 def test_a_resumed_run_has_the_average_of_one_that_went_on(
@@ -144,7 +151,7 @@ def test_a_resumed_run_has_the_average_of_one_that_went_on(
             np.testing.assert_allclose(resumed[name], array, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+@pytest.mark.parametrize("backend", ["torch-ddp", param("tf-mirrored", features=True)])
 def test_the_result_and_the_best_checkpoint_have_the_average(tmp_path: Path, backend: str) -> None:
     fields = {
         **VALIDATED,
@@ -199,7 +206,7 @@ def test_without_an_average_there_is_none_to_see() -> None:
         pass
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+@pytest.mark.parametrize("backend", ["torch-ddp", param("tf-mirrored", features=True)])
 def test_steps_with_several_updates_are_averaged_once(tmp_path: Path, backend: str) -> None:
     def trained(session: isotrain.Session) -> Any:
         by_step = [weights(session)]

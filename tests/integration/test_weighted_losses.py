@@ -11,7 +11,7 @@ import pytest
 import isotrain
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 WEIGHTS = [0.25, 2.0, 1.0, 0.5]
 

@@ -269,7 +269,7 @@ def read_by_tensorflow(session: isotrain.Session, file: str) -> list[list[Any]]:
     return versions + values
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_tensorboard_as_tensorflow_reads_it(tmp_path: Path) -> None:
     run(tmp_path, TensorBoardLogger(str(tmp_path / "board")))
     (file,) = (tmp_path / "board").iterdir()
@@ -291,7 +291,7 @@ def test_tensorboard_as_tensorflow_reads_it(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.filterwarnings("default")  # MLflow's own use of SQLAlchemy warns
 def test_mlflow_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -325,7 +325,7 @@ def test_mlflow_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [each.info.status for each in runs] == ["FINISHED", "FINISHED"]
 
 
-@pytest.mark.slow
+@pytest.mark.features
 def test_wandb_offline(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom plugins import test_loggers as t\n"

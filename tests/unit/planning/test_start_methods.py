@@ -85,12 +85,13 @@ def test_backends_of_a_framework_share_a_fork_server_in_these_tests(
 ) -> None:
     """Each more would cost every test process the seconds that the framework takes to import."""
     monkeypatch.setattr(build_info, "has_collective", lambda extension, name: name != "mpi")
-    monkeypatch.setattr(pool.FORK_SERVERS, "_fork_servers", {})
-    monkeypatch.setattr(pool, "_start", lambda *arguments: mock.Mock())
-    for adapter in adapters:
+    monkeypatch.setattr(pool, "ForkServer", lambda *arguments: mock.Mock())
+    servers = {
         pool.FORK_SERVERS.get(resolve_start_method(adapter(), LOCAL, SPEC, "cpu").imports, {})
-    (imports,) = [imports for _, imports, _ in pool.FORK_SERVERS._fork_servers]
-    assert {f"isotrain.adapters.{adapters[0].framework}.adapter"} < imports
+        for adapter in adapters
+    }
+    assert len(servers) == 1
+    pool.FORK_SERVERS.drop(servers.pop())
 
 
 @pytest.mark.parametrize("adapter", [TorchDDP, HorovodTorch])
