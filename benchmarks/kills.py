@@ -94,7 +94,7 @@ def training(
     is_spread = strategy["options"].get("stage") == 3  # native models only
     on_torch = native if is_spread else portable
     return {
-        "model": {"reference": network, "torch": on_torch, "tensorflow": portable},
+        "model": {"numpy": network, "torch": on_torch, "tensorflow": portable},
         "model_args": {"dropout": 0.25},
         "strategy": strategy,
         "data": data,

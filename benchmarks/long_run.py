@@ -51,7 +51,7 @@ def main(steps: int) -> None:
     """Prints the memory of rank 0 and of the process that launched it as the run goes on."""
     isotrain.register(Idle)
     spec = {
-        "model": {"reference": model},
+        "model": {"numpy": model},
         "data": data,
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.1},

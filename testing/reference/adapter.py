@@ -38,7 +38,7 @@ class Reference(TcpParameterServer):
 
     name = "reference"
     has_optimizer_groups = True
-    framework = "reference"
+    framework = "numpy"
     summary = "NumPy with gradients written by hand, for tests"
     collectives = {"tcp": "through replica 0, summed in the order of the replicas"}
     packages = ("numpy",)

@@ -112,9 +112,9 @@ def build_objective(spec: TrainingSpec, network: Network) -> Objective:
         UnsupportedError: The spec has losses or metrics for several outputs.
     """
     if spec.objective is not None:
-        custom = import_strings.resolve(spec.for_framework("objective", "reference"))
+        custom = import_strings.resolve(spec.for_framework("objective", "numpy"))
         return lambda inputs, targets: _checked(custom(network, (inputs, targets)))
-    losses = spec.losses("reference")
+    losses = spec.losses("numpy")
     if set(losses) != {None} or any(metric.output for metric in spec.metrics):
         raise UnsupportedError("the NumPy backend knows no losses and metrics of several outputs.")
     loss: Loss = _function("loss", losses[None], LOSSES)

@@ -168,7 +168,7 @@ class ReplicaTrainer:
 
 
 def _built(spec: TrainingSpec) -> Network:
-    builder = import_strings.resolve(spec.for_framework("model", "reference"))
+    builder = import_strings.resolve(spec.for_framework("model", "numpy"))
     network = builder(**spec.model_args)
     if not isinstance(network, Network):
         raise SpecError(

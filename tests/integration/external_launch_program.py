@@ -34,7 +34,7 @@ def portable() -> Any:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
 
 
-MODEL = {"reference": network, "torch": portable, "tensorflow": portable}
+MODEL = {"numpy": network, "torch": portable, "tensorflow": portable}
 
 
 def data() -> isotrain.DataSet:

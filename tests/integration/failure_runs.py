@@ -42,7 +42,7 @@ def of_torch() -> Any:
     return torch.nn.Linear(4, 2)
 
 
-MODELS = {"reference": model, "torch": of_torch, "tensorflow": portable}
+MODELS = {"numpy": model, "torch": of_torch, "tensorflow": portable}
 
 
 def data() -> Any:

@@ -29,7 +29,7 @@ def data() -> isotrain.DataSet:
 
 def spec(**changes: Any) -> dict[str, Any]:
     fields = {
-        "model": {"reference": network},
+        "model": {"numpy": network},
         "data": data,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "metrics": ["accuracy"],

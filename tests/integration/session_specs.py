@@ -30,7 +30,7 @@ def net(frozen: bool = False) -> Any:
     return model
 
 
-MODELS = {"reference": network, "torch": net, "tensorflow": net}
+MODELS = {"numpy": network, "torch": net, "tensorflow": net}
 
 
 def spec(**fields: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def portable() -> Any:
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
 
 
-MODELS = {"reference": model}
+MODELS = {"numpy": model}
 
 
 def spec(**changes: Any) -> dict[str, Any]:

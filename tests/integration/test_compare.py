@@ -61,7 +61,7 @@ def waiting():
 SPEC = {
     "name": "small",
     "model": {
-        "reference": "small.py:network",
+        "numpy": "small.py:network",
         **dict.fromkeys(("torch", "tensorflow"), "small.py:model"),
     },
     "data": "small.py:data",

@@ -386,7 +386,7 @@ def network() -> Network:
 def test_impossible_exports_are_refused_before_anything_starts(tmp_path: Path) -> None:
     samples = np.zeros((8, 4), np.float32)
     small = spec(
-        model={"reference": network}, data=(samples, np.zeros(8, np.int64)), optimizer="adam"
+        model={"numpy": network}, data=(samples, np.zeros(8, np.int64)), optimizer="adam"
     )
     result = run(small, backend="reference", output=tmp_path / "run")
     with pytest.raises(
@@ -452,7 +452,7 @@ def smaller_model() -> Network:
 
 def plain_run(folder: Path, **changes: Any) -> isotrain.RunResult:
     inputs = GENERATOR.standard_normal((21, 4))
-    given = spec(model={"reference": smaller_model}, data=lambda: (inputs, LABELS), **changes)
+    given = spec(model={"numpy": smaller_model}, data=lambda: (inputs, LABELS), **changes)
     return run(given, backend="reference", output=folder)
 
 
@@ -471,6 +471,6 @@ def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_changed_model_is_refused(tmp_path: Path) -> None:
     result = plain_run(tmp_path / "run")
     inputs = np.zeros((2, 4))
-    changed = spec(model={"reference": other_model}, data=lambda: (inputs, LABELS[:2]))
+    changed = spec(model={"numpy": other_model}, data=lambda: (inputs, LABELS[:2]))
     with pytest.raises(IsotrainError, match="it has no weights for"):
         isotrain.predict(result, inputs, spec=changed, backend="reference")

@@ -59,7 +59,7 @@ def data() -> Any:
 
 def spec(**changes: Any) -> dict[str, Any]:
     fields = {
-        "model": {"reference": network, "torch": portable, "tensorflow": portable},
+        "model": {"numpy": network, "torch": portable, "tensorflow": portable},
         "data": data,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
@@ -230,7 +230,7 @@ def test_names_and_axes_are_mapped() -> None:
         "backbone_norm/moving_mean": "1.mean",
         "backbone_norm/moving_variance": "1.variance",
     }
-    found = started({"source": native, "map": {"reference": names}, "exclude": "head*"})
+    found = started({"source": native, "map": {"numpy": names}, "exclude": "head*"})
     for name, value in BACKBONE.items():
         np.testing.assert_array_equal(found[name], value)
 
@@ -249,7 +249,7 @@ def native() -> dict[str, np.ndarray]:
         ({"exclude": ["head*", "backbone/*"], "freeze": "tail*"}, "freeze: 'tail\\*' fits none"),
         ({"exclude": "head*", "freeze": "*"}, "nothing is left to train"),
         (
-            {"exclude": "head*", "map": {"reference": {"backbone/kernel": "k"}}},
+            {"exclude": "head*", "map": {"numpy": {"backbone/kernel": "k"}}},
             "Only in the model: b",
         ),
     ],

@@ -85,7 +85,7 @@ def test_a_run_without_progress_restarts_with_fewer_replicas(
         (tmp_path / f"kill-{number}").touch()
     found = isotrain.launch(
         dies_often,
-        spec(model={"reference": plain}, min_replicas=2, strategy=strategy),
+        spec(model={"numpy": plain}, min_replicas=2, strategy=strategy),
         backend="reference",
         replicas=replicas,
         output=tmp_path / "run",
@@ -95,6 +95,6 @@ def test_a_run_without_progress_restarts_with_fewer_replicas(
     restarts = [event for event in told if event["event"] == "restarted"]
     assert [each["replicas"] for each in restarts] == expected
     assert {each["from_step"] for each in restarts} == {0}
-    whole = run(tmp_path / "whole", 1, changes={"model": {"reference": plain}})
+    whole = run(tmp_path / "whole", 1, changes={"model": {"numpy": plain}})
     assert len(found) == 2
     assert found[0] == pytest.approx(whole.history.loss, abs=1e-12)

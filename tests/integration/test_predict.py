@@ -50,7 +50,7 @@ def data() -> isotrain.DataSet:
 
 def spec(**changes: Any) -> dict[str, Any]:
     fields = {
-        "model": {"reference": network, "torch": portable, "tensorflow": portable},
+        "model": {"numpy": network, "torch": portable, "tensorflow": portable},
         "data": data,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 0.125},
@@ -97,7 +97,7 @@ def test_frameworks_predict_the_same(result: isotrain.RunResult, backend: str) -
 
 
 def test_targets_are_ignored_and_several_outputs_kept_apart(tmp_path: Path) -> None:
-    changes = {"model": {"reference": two_outputs}, "objective": objective, "loss": None}
+    changes = {"model": {"numpy": two_outputs}, "objective": objective, "loss": None}
     fields = {name: value for name, value in spec(**changes).items() if value is not None}
     trained = run(
         fields | {"data": {"features": SAMPLES}}, backend="reference", output=tmp_path / "r"
@@ -187,10 +187,10 @@ def test_a_model_that_cannot_be_imported_must_be_given(tmp_path: Path) -> None:
     def local() -> Network:
         return network()
 
-    unnamed = run(spec(model={"reference": local}), backend="reference", output=tmp_path / "r")
+    unnamed = run(spec(model={"numpy": local}), backend="reference", output=tmp_path / "r")
     with pytest.raises(isotrain.SpecError, match="Pass the spec that was run"):
         isotrain.predict(unnamed, SAMPLES)
-    found = isotrain.predict(unnamed, SAMPLES, spec=spec(model={"reference": local}))
+    found = isotrain.predict(unnamed, SAMPLES, spec=spec(model={"numpy": local}))
     np.testing.assert_allclose(
         found, expected(unnamed.weights, SAMPLES), rtol=1e-13, atol=1e-13
     )  # it predicts batch by batch

@@ -36,7 +36,7 @@ def portable() -> Any:
 
 def spec(**changes: Any) -> dict[str, Any]:
     fields = {
-        "model": {"reference": network, "torch": portable},
+        "model": {"numpy": network, "torch": portable},
         "data": data,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "metrics": ["accuracy"],

@@ -270,7 +270,7 @@ def test_a_rank_with_more_data_is_named_before_the_first_step(tmp_path: Path) ->
 
 FIELDS: dict[str, Any] = {
     "name": "rendezvous",
-    "model": {"reference": f"{PROGRAM}:network"},
+    "model": {"numpy": f"{PROGRAM}:network"},
     "data": f"{PROGRAM}:data",
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.125},

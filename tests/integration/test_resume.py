@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("reference")
 @pytest.mark.slow
 def test_other_numbers_of_replicas_continue_the_same_curve(tmp_path: Path) -> None:
     """Without dropout, whose masks depend on the replica, the curve is that of any number of replicas."""
-    changes = {"model": {"reference": plain}}
+    changes = {"model": {"numpy": plain}}
     whole = run(tmp_path / "whole", 1, changes=changes | {"checkpoint": None})
     folder = tmp_path / "resumed"
     for steps, replicas in ((4, 2), (9, 3), (STEPS, 1)):
@@ -143,7 +143,7 @@ class Told:
 
 def test_a_stream_with_a_state_is_not_read_from_its_start(tmp_path: Path) -> None:
     def of(name: str) -> dict[str, Any]:
-        return {"data": sources.stream(Told(tmp_path / name), 30), "model": {"reference": plain}}
+        return {"data": sources.stream(Told(tmp_path / name), 30), "model": {"numpy": plain}}
 
     whole = run(tmp_path / "whole", 1, changes=of("all"))
     run(tmp_path / "resumed", 1, changes=of("first") | {"steps": 7})
@@ -195,7 +195,7 @@ def test_harmless_changes_are_reported(tmp_path: Path) -> None:
 def test_the_command_resumes_with_changed_options(tmp_path: Path) -> None:
     """It uses the run's own spec; the workers' masks are those of the run's steps, and nothing is lost."""
     module = "integration.resume_runs"
-    fields = spec(model={"reference": f"{module}:network"}, data=f"{module}:data", steps=4)
+    fields = spec(model={"numpy": f"{module}:network"}, data=f"{module}:data", steps=4)
     fields |= {"plugins": ["isotrain.testing.reference"]}
     (tmp_path / "spec.json").write_text(json.dumps(fields))
     begun = command(
@@ -267,7 +267,7 @@ def test_a_moved_project_resumes(tmp_path: Path) -> None:
 
     def own(folder: str) -> dict[str, Any]:
         path = tmp_path / folder / "own.py"
-        return {"model": {"reference": f"{path}:network"}, "data": f"{path}:data"}
+        return {"model": {"numpy": f"{path}:network"}, "data": f"{path}:data"}
 
     run(tmp_path / "first" / "run", 1, changes={**own("first"), "steps": 4})
     shutil.move(tmp_path / "first", tmp_path / "second")
@@ -293,7 +293,7 @@ def network_or_none() -> Network:
 def test_a_resumed_run_that_fails_keeps_the_result_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"model": {"reference": network_or_none}}
+    changes = {"model": {"numpy": network_or_none}}
     run(tmp_path / "run", changes={**changes, "steps": 4})
     had = (tmp_path / "run" / "result.json").read_text()
     monkeypatch.setenv("NO_NETWORK", "1")

@@ -27,7 +27,7 @@ def network() -> Network:
 
 def spec(data: Any, file: Path, workers: int) -> dict[str, Any]:
     return {
-        "model": {"reference": network},
+        "model": {"numpy": network},
         "data": data,
         "data_args": {"file": str(file), "workers": workers},
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},

@@ -86,7 +86,7 @@ def run(folder: Path, *, flags: tuple[str, ...] = (), **changes: Any) -> isotrai
     for flag in flags:
         (flag_folder / f"{flag}.once").touch()
     fields: Mapping[str, Any] = {
-        "model": {"reference": plain},
+        "model": {"numpy": plain},
         "data": samples,
         "data_args": {"folder": str(flag_folder)},
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
@@ -210,7 +210,7 @@ class Slow(Samples):
 if __name__ == "__main__":
     isotrain.run(
         {
-            "model": {"reference": plain}, "data": Slow(sys.argv[1]), "global_batch_size": 7,
+            "model": {"numpy": plain}, "data": Slow(sys.argv[1]), "global_batch_size": 7,
             "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
             "optimizer": {"name": "sgd", "lr": 0.1}, "steps": 1000, "loader": {"workers": 2},
             "plugins": "isotrain.testing.reference",

@@ -40,13 +40,13 @@ def planted(tmp_path: Path) -> Checkpoint:
     harm = tmp_path / "harm.py"
     harm.write_text(f"open({str(tmp_path / 'HARM')!r}, 'w').close()\ndata = loss = None\n")
     spec = own_spec() | {
-        "model": {"reference": "os:system"},
+        "model": {"numpy": "os:system"},
         "model_args": {"command": f"touch {tmp_path / 'HARM'}"},
         "data": f"{harm}:data",
         "loss": f"{harm}:loss",
         "plugins": ["isotrain.testing.reference", str(harm)],
     }
-    plan = {"backend": "reference", "framework": "reference", "strategy": "data-parallel"}
+    plan = {"backend": "reference", "framework": "numpy", "strategy": "data-parallel"}
     plan |= {"global_batch_size": 2, "launcher": "local", "replicas": 1}
     run = {"format": 1, "trainer_state": {"step": 1}, "spec": spec, "plan": plan}
     run |= {"versions": {}, "replicas_differ": False}
@@ -157,7 +157,7 @@ def test_only_the_weights_of_a_checkpoint_are_read(
 def own_spec() -> dict[str, Any]:
     """What the person trains, whose plugins are not the checkpoint's."""
     return {
-        "model": {"reference": "integration.test_predict:network"},
+        "model": {"numpy": "integration.test_predict:network"},
         "data": "integration.test_predict:data",
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 1.0},

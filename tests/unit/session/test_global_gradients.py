@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("reference")
 
 def spec(**changes: Any) -> isotrain.TrainingSpec:
     fields = {
-        "model": {"reference": plain},
+        "model": {"numpy": plain},
         "data": data,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 0.125},
