@@ -6,11 +6,10 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from isotrain.core.contracts.events import RunFailed
-from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, ProcessContext
@@ -39,6 +38,8 @@ from isotrain.core.worker.entry_points import LOST_WEIGHTS, measure_model, train
 
 if TYPE_CHECKING:
     from isotrain.core.session.session import Session
+
+T = TypeVar("T")
 
 
 def run(spec: SpecLike, *, backend: str | None = None, **options: Unpack[RunOptions]) -> RunResult:
@@ -98,8 +99,12 @@ def _result(outcome: RunOutcome) -> RunResult:
 
 
 def launch(
-    work: Work, spec: SpecLike, *, backend: str | None = None, **options: Unpack[RunOptions]
-) -> list[Any]:
+    work: Callable[[Session], T],
+    spec: SpecLike,
+    *,
+    backend: str | None = None,
+    **options: Unpack[RunOptions],
+) -> list[T]:
     """Runs your own training loop on every process of a run.
 
     Args:
@@ -119,7 +124,7 @@ def launch(
     """
     require_known("launch", RunOptions, options)
 
-    def conclude(outcome: RunOutcome) -> list[Any]:
+    def conclude(outcome: RunOutcome) -> list[T]:
         outcome.keep({}, outcome.returned)
         return outcome.returned
 

@@ -744,7 +744,7 @@ class Session:
         self._reporter.enter(CLOSE)
         self._checkpoints.wait()
         self._training.finish()
-        self._step_logger.flush()
+        self._step_logger.finish()
         self._trainer_state.last_loss = self._trainer_state.last_gradient_norm = None
         self._session_context.loaders.close()
         self.group.close()

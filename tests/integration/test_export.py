@@ -385,9 +385,7 @@ def network() -> Network:
 
 def test_impossible_exports_are_refused_before_anything_starts(tmp_path: Path) -> None:
     samples = np.zeros((8, 4), np.float32)
-    small = spec(
-        model={"numpy": network}, data=(samples, np.zeros(8, np.int64)), optimizer="adam"
-    )
+    small = spec(model={"numpy": network}, data=(samples, np.zeros(8, np.int64)), optimizer="adam")
     result = run(small, backend="reference", output=tmp_path / "run")
     with pytest.raises(
         UnsupportedError, match="no backend that is available here writes this model"

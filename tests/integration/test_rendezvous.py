@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -292,6 +293,28 @@ def test_the_command_line_rendezvous_saves_and_resumes(tmp_path: Path) -> None:
         losses.append(isotrain.read_result(tmp_path / "run").last_loss)
     assert "resumed after step 8" in started.said(0)
     assert losses[1] == pytest.approx(local(tmp_path)["loss"], rel=1e-12)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_numpy_backend_rendezvous(tmp_path: Path, launcher: str) -> None:
+    """It is in the wheel for first tries, and in the tables of launchers."""
+    (tmp_path / "spec.json").write_text(json.dumps({**FIELDS, "epochs": 2}))
+    numpy = ["-m", "isotrain", "run", "spec.json", "--backend", "numpy", "--output", "run"]
+    started = Started(launcher, 2, numpy, tmp_path)
+    assert started.ended() == [0, 0], started.said(0) + started.said(1)
+    loss = isotrain.read_result(tmp_path / "run").last_loss
+    assert loss == pytest.approx(local(tmp_path)["loss"], rel=1e-12)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun")
+def test_the_numpy_backend_under_mpirun(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({**FIELDS, "epochs": 2}))
+    numpy = ("run", "spec.json", "--backend", "numpy", "--launcher", "mpi", "--replicas", "2")
+    done = command(*numpy, "--output", "run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = isotrain.read_result(tmp_path / "run")
+    assert result.plan["launcher"] == "mpi"
+    assert result.last_loss == pytest.approx(local(tmp_path)["loss"], rel=1e-12)
 
 
 def test_restarts_are_left_to_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

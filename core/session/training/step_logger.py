@@ -60,6 +60,8 @@ class StepLogger:
         self._newest_reported: float | None = None
         self._steps_due = 0.0
         self._progress_due = 0.0
+        self._unreported: tuple[int, int] | None = None
+        """Epoch and step of the newest step, unless its progress was reported."""
 
     @classmethod
     def of(
@@ -113,9 +115,10 @@ class StepLogger:
         self._losses.append(loss)
         self._sizes.append(batch.size)
         self._rates.append(learning_rate)
+        self._unreported = batch.epoch, batch.step
         now = time.monotonic()
         if now >= self._progress_due:
-            self._report_progress(batch)
+            self._report_progress(*self._unreported)
         if len(self._losses) >= STEPS_AT_ONCE or now >= self._steps_due:
             self._report_steps(self._ready_count())
             self._report_scalars(self._ready_scalars())
@@ -137,6 +140,12 @@ class StepLogger:
         """Reports all steps and scalars so far; waits for them."""
         self._report_steps(len(self._losses))
         self._report_scalars(len(self._scalars))
+
+    def finish(self) -> None:
+        """Reports all steps, and the progress of the last one."""
+        self.flush()
+        if self._unreported is not None and not self.is_silent:
+            self._report_progress(*self._unreported)
 
     def stop(self) -> None:
         """Reports all steps so far, and none from here on."""
@@ -172,18 +181,19 @@ class StepLogger:
         self._first, self._newest_reported = step, last_loss
         self._epoch_sum, self._epoch_samples = epoch_sum, epoch_samples
 
-    def _report_progress(self, batch: Batch) -> None:
+    def _report_progress(self, epoch: int, step: int) -> None:
         loss = self._newest_loss()
         if loss is None:
             return
         if isnan(loss):
             self._report_steps(self._ready_count())
         self._progress_due = time.monotonic() + PROGRESS_SECONDS
+        self._unreported = None
         self._reporter.emit(
             Progress(
-                done=batch.step + 1,
+                done=step + 1,
                 total=self._total,
-                epoch=batch.epoch,
+                epoch=epoch,
                 loss=loss,
                 samples_per_s=self._stopwatch.samples_per_second,
             )

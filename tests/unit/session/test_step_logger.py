@@ -161,6 +161,16 @@ def test_progress_has_the_newest_known_loss(heard: Heard, monkeypatch: pytest.Mo
     assert [(event.done, event.loss) for event in progress] == [(1, 3.0), (2, 2.0), (3, 2.0)]
 
 
+def test_progress_ends_with_the_last_step(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_logger, "PROGRESS_SECONDS", 1e9)
+    own = reports(heard)
+    add_all(own, [3.0, 2.0, 1.0])
+    own.finish()
+    own.finish()
+    progress = [event for event in heard.events if isinstance(event, Progress)]
+    assert [(event.done, event.loss) for event in progress] == [(1, 3.0), (3, 1.0)]
+
+
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
 def test_a_nan_loss_stops_the_run_when_it_is_read(
     heard: Heard, monkeypatch: pytest.MonkeyPatch, seconds: float
