@@ -11,6 +11,8 @@ from isotrain.analysis.compare import store
 from isotrain.analysis.compare.engine import ComparisonEngine
 from isotrain.analysis.compare.result import Comparison, read_comparison
 from isotrain.analysis.compare.settings import REPEATS, STEPS, CompareRequest
+from isotrain.analysis.pages.page import write_page
+from isotrain.analysis.parity.records import PARITY_FILE
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.support import read_spec
 from isotrain.core.contracts.launcher import LauncherChoice
@@ -41,9 +43,14 @@ def compare(options: argparse.Namespace) -> ExitCode:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Runs `isotrain report`: writes the page of a comparison or a run."""
+    """Runs `isotrain report`: writes the page of a comparison, a run or a parity check."""
     source = Path(options.results)
-    (_report_run if (source / SPEC_FILE).is_file() else _report_comparison)(source, options)
+    if (source / SPEC_FILE).is_file():
+        _report_run(source, options)
+    elif source.name == PARITY_FILE or (source / PARITY_FILE).is_file():
+        _report_parity(source, options)
+    else:
+        _report_comparison(source, options)
 
 
 def _report_comparison(source: Path, options: argparse.Namespace) -> None:
@@ -65,6 +72,16 @@ def _report_run(source: Path, options: argparse.Namespace) -> None:
     _open(path, options)
     if is_running and options.follow:
         follow(source)
+
+
+def _report_parity(source: Path, options: argparse.Namespace) -> None:
+    """Writes the report of a stored parity check, and prints its path."""
+    from isotrain.analysis.parity.report import read_parity, render
+
+    folder = source if source.is_dir() else source.parent
+    path = write_page(render(read_parity(source)), folder)
+    _print_path(path, options.json)
+    _open(path, options)
 
 
 def _print_path(report: Path, as_json: bool) -> None:

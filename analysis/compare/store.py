@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 from isotrain.analysis.compare.records import COMPARISON_FILE, ComparisonRecord
 from isotrain.analysis.compare.result import Comparison
-from isotrain.analysis.pages.page import REPORT_PACKAGES
+from isotrain.analysis.pages.page import has_packages
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.system.files import atomic_write
 
@@ -61,7 +60,7 @@ def write(comparison: ComparisonRecord, folder: Path) -> None:
 def publish(comparison: Comparison, folder: Path) -> Path | None:
     """Writes `comparison.csv` and the HTML report; its path, or None without the packages that it needs."""
     _replace(folder / CSV_FILE, comparison.to_csv())
-    if not all(importlib.util.find_spec(package) for package in REPORT_PACKAGES):
+    if not has_packages():
         return None
     return comparison.to_html(folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,11 @@ def _inline(plot: Plot, variant: str, width: int) -> str:
     if plot.draw is None:
         return ""
     return svg_inline(plot.draw, f"{plot.name}-{variant}", width, plot.title, plot.summary)
+
+
+def has_packages() -> bool:
+    """Whether the packages that pages need are installed."""
+    return all(importlib.util.find_spec(package) for package in REPORT_PACKAGES)
 
 
 def write_page(html: str, folder: Path) -> Path:

@@ -90,7 +90,7 @@ def power(value: float) -> str:
 
 def tick(value: float, _position: float) -> str:
     """A tick label; matplotlib formatter signature."""
-    if value == 0 or 1e-3 <= abs(value) < 1e7:
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
         return f"{value:,.6g}".replace("-", "−")
     digits, _, exponent = f"{value:.0e}".partition("e")
     shown = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"

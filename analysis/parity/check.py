@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isotrain.analysis.pages.page import has_packages
 from isotrain.analysis.parity.divergence import judge, step_records
 from isotrain.analysis.parity.noise_floor import NoiseFloor, NoiseRun, scale_between
 from isotrain.analysis.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRecord
@@ -61,7 +62,8 @@ def parity(
         steps: Number of steps to trace, from the first. If a smaller global batch first comes later, the
             last traced step is that one.
         map: Weight name map of native models, a mapping or a YAML or JSON file; see `docs/parity.md`.
-        output: Folder for `parity.json` and the fingerprints of each run; left out: nothing is written.
+        output: Folder for `parity.json`, `report.html` and the fingerprints of each run; left out: nothing
+            is written.
         on_progress: Callback that receives one line of text before each run; left out: the lines are shown
             in a terminal or notebook.
         quiet: Whether to show nothing meanwhile, also in a terminal or notebook.
@@ -100,6 +102,8 @@ def parity(
     with tracer.running():
         result = _Check(loaded, host, targets, tracer).run()
     tracer.keep(PARITY_FILE, result.to_json())
+    if output is not None and has_packages():
+        result.to_html(output)
     return result
 
 

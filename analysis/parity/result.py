@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 from typing import Any
 
+from isotrain.analysis.pages.page import write_page
 from isotrain.analysis.parity import text
 from isotrain.analysis.parity.records import ParityRecord, RunRecord, StepRecord
+from isotrain.analysis.parity.report import render
 from isotrain.core.reporting.html import html_facts, html_table
 from isotrain.core.reporting.tables import data_frame
-
-_STYLE = """
-:root { color-scheme: light dark; }
-_body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; }
-thead th { border-bottom: 1px solid; }
-.wide { overflow-x: auto; }
-"""
 
 
 class Parity(ParityRecord):
@@ -29,9 +24,9 @@ class Parity(ParityRecord):
         """The verdict in one line; `to_html` has everything."""
         return f"<Parity {self.verdict}: {self.summary}>"
 
-    def to_html(self) -> str:
-        """A self-contained HTML page."""
-        return _page(self)
+    def to_html(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes `report.html` into a folder; returns its path."""
+        return write_page(render(self), Path(folder))
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` with a row per run and step.
@@ -56,18 +51,8 @@ def _row(run: RunRecord, step: StepRecord) -> dict[str, Any]:
     return {"run": run.name, "status": run.status, **fields, **flat}
 
 
-def _page(record: ParityRecord) -> str:
-    """The complete HTML page."""
-    title = escape(f"Parity of {record.name}")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body><h1>{title}</h1>{_body(record)}</body></html>\n"
-    )
-
-
 def _body(record: ParityRecord) -> str:
-    """The page's body, also shown in notebooks."""
+    """The HTML that a notebook shows."""
     headline = f"{text.HEADLINES[record.verdict]}: {record.summary}"
     runs = "".join(_run_html(run) for run in record.runs if run.status != "reference")
     table = html_table(text.COLUMNS, text.rows(record))
@@ -87,4 +72,4 @@ def _run_html(run: RunRecord) -> str:
 
 
 def _facts(heading: str, facts: Iterable[tuple[str, str]]) -> str:
-    return f"<h2>{escape(heading)}</h2>{html_facts(facts)}"
+    return f"<h4>{escape(heading)}</h4>{html_facts(facts)}"

@@ -87,10 +87,10 @@ def _apart(step: StepRecord) -> str:
 
 def stages(names: list[str]) -> str:
     """Stage names as text, separated by commas."""
-    return ", ".join(_WORDS[name] for name in names)  # type: ignore[index]
+    return ", ".join(STAGE_NAMES[name] for name in names)  # type: ignore[index]
 
 
-_WORDS: dict[Stage, str] = {
+STAGE_NAMES: dict[Stage, str] = {
     "gradient": "gradient",
     "reduced": "reduced gradient",
     "weight": "weight",
@@ -106,5 +106,5 @@ def noise(record: ParityRecord) -> Iterator[tuple[str, str]]:
         if source.failed is not None:
             yield f"with {source.about}", f"failed: {source.failed}"
             continue
-        largest = [f"{_WORDS[s]} {source.largest[s]:.1g}" for s in STAGES]
+        largest = [f"{STAGE_NAMES[s]} {source.largest[s]:.1g}" for s in STAGES]
         yield f"with {source.about}", "largest difference: " + ", ".join(largest)

@@ -19,10 +19,11 @@ from integration import scheduler_job
 from integration.scheduler_launchers import SPEC, Far, WrapperLauncher
 
 import isotrain
-from isotrain.analysis.compare import store, text
+from isotrain.analysis.compare import text
 from isotrain.analysis.compare.measurement import runner
 from isotrain.analysis.compare.measurement.measure import Measurement
 from isotrain.analysis.compare.measurement.runner import Runner
+from isotrain.analysis.pages import page
 from isotrain.analysis.parity.trace import Trace
 from isotrain.core.cli.internal_work import parse_internal_work
 from isotrain.core.contracts.events import CommandFailed, Ready
@@ -290,7 +291,7 @@ def test_an_interrupt_ends_the_launcher_program(
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the report, whose plots take longer than a run."""
-    monkeypatch.setattr(store, "REPORT_PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(page, "REPORT_PACKAGES", ("no_such_package",))
 
 
 @pytest.mark.usefixtures("no_report")

@@ -130,7 +130,7 @@ def _add_report_arguments(command: argparse.ArgumentParser) -> None:
         "results",
         metavar="RESULTS",
         type=run_location,
-        help=f"a comparison: {_COMPARISON_HELP}; or {RUN_HELP}",
+        help=f"a comparison or parity check: {_COMPARISON_HELP}; or {RUN_HELP}",
     )
     command.add_argument(
         "--follow",

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.html_page import Page
 
 import isotrain
 from isotrain.analysis.parity import tensor_sketch, text
 from isotrain.analysis.parity.divergence import SHRUNK, judge
 from isotrain.analysis.parity.noise_floor import MARGIN, NoiseFloor, NoiseRun
-from isotrain.analysis.parity.records import NoiseRecord, RunRecord, StepRecord
+from isotrain.analysis.parity.records import NoiseRecord, ParityRecord, RunRecord, StepRecord
+from isotrain.analysis.parity.report import read_parity
 from isotrain.analysis.parity.result import Parity
 from isotrain.analysis.parity.run_trace import RunTrace, StepTrace
 from isotrain.analysis.parity.tensor_sketch import difference, fingerprint
@@ -218,9 +220,24 @@ def test_a_result_is_shown_as_text_json_and_html() -> None:
     assert lines[0] == "DIFFERENCE: b@1 does not"
     assert any("process 0 died" in line for line in lines)
     assert json.loads(found.to_json())["format"] == 1
-    assert "it &lt;parts&gt;" in found.to_html()
-    assert found._repr_html_() in found.to_html()
+    assert "b@1 does not" in found._repr_html_()
+    assert "it &lt;parts&gt;" in found._repr_html_()
     assert found.run("b@1").status == "difference"
+
+
+def test_the_page_has_the_figures_of_the_file(tmp_path: Path) -> None:
+    found = small_parity()
+    (tmp_path / "parity.json").write_text(found.to_json())
+    assert read_parity(tmp_path) == ParityRecord(**vars(found))
+    path = found.to_html(tmp_path)
+    page = Page(path.read_text(encoding="utf-8"))
+    assert "it <parts>" in page.text
+    assert "process 0 died" in page.text
+    assert "b@1 9" in page.text  # the weight, in noise floors
+    assert "no such thing" in page.text
+    assert not page.of("script")
+    links = [str(link["href"]).removeprefix("#") for link in page.of("a")]
+    assert set(links) <= {given.get("id") for _, given in page.elements}
 
 
 def test_a_single_run_is_refused() -> None:
