@@ -66,6 +66,7 @@ def judge(
         run, reference, floor = rerun
         other_precision = None
         divergences = confirmed_divergences
+        confirmed = divergences[0].difference
     first = divergences[0]
     simultaneous = [p for p in divergences if (p.step, p.stage) == (first.step, first.stage)]
     simultaneous.sort(key=lambda p: p.difference / p.floor if p.floor else math.inf, reverse=True)

@@ -103,8 +103,8 @@ class RunRecord:
         first: First step and tensor at which the run diverges from the reference; None if it does not.
         divergences: Divergences in that step and stage, largest ratio to the noise floor first.
         causes: Likely causes, the likeliest first.
-        confirmed: Relative difference in float64 of the tensor that diverged first in the spec's
-            precision; None if there was no float64 run.
+        confirmed: Relative difference in float64 of the tensor that diverges first there, or, if none does,
+            of the one that diverged first in the spec's precision; None if there was no float64 run.
         steps: Comparison of every traced step.
         notes: Tensors that could not be compared, and other caveats.
         plan: Plan of the run as plain values.

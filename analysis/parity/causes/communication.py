@@ -10,6 +10,9 @@ from isotrain.analysis.parity.causes.clipping import clipped
 from isotrain.analysis.parity.records import STAGES, Cause
 from isotrain.analysis.parity.run_trace import Tensors
 
+_COARSEST = 2.0**-6
+"""Relative error of a sum that is rounded to bfloat16 a few times."""
+
 
 def wrong_reduction(case: DivergenceCase) -> Cause | None:
     """The most specific explanation of wrongly reduced gradients."""
@@ -78,9 +81,24 @@ def wrong_weights_of_replicas(case: DivergenceCase) -> Cause | None:
     mean = np.mean(columns, axis=0)
     ratio = float(target @ mean / (mean @ mean))
     along = float(np.linalg.norm(target - ratio * mean) / np.linalg.norm(target))
+    if along < _COARSEST and abs(ratio - 1) < along:
+        return _rounded(along)
     if along < FITS:
         return _scaled(case, ratio, along, len(replicas))
     return None if left > FITS else _of_some(case, [float(f) for f in factors], float(left))
+
+
+def _rounded(left: float) -> Cause:
+    return Cause(
+        "reduced-in-fewer-bits",
+        "gradients are rounded when they are reduced",
+        [
+            "gradients before the reduction agree",
+            f"the reduced gradients are the mean over the replicas, rounded by {left:.1g} of their norm"
+            f" (float32 rounds by {2.0**-24:.1g}, float16 by {2.0**-11:.1g}, bfloat16 by {2.0**-8:.1g})",
+        ],
+        "look for compression of gradients, or for another type in the reduction.",
+    )
 
 
 def _scaled(case: DivergenceCase, ratio: float, left: float, replicas: int) -> Cause:
