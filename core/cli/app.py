@@ -26,7 +26,7 @@ _EXAMPLES = """\
 examples:
   isotrain init spirals                                    write a spec, a model and data to start from
   isotrain run train.yaml --replicas 2                     train it
-  isotrain check train.yaml --backend torch-ddp --replicas 1,2
+  isotrain check train.yaml --replicas 1,2
   isotrain compare train.yaml --replicas 1,2               which backend is fastest here
 
 `isotrain COMMAND --help` explains a command."""

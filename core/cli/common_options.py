@@ -46,7 +46,7 @@ def add_backend_arguments(command: argparse.ArgumentParser, *, default: str | No
         "-b",
         "--backend",
         metavar="NAME[:COLLECTIVE]",
-        help="backend to run on, such as tf-multiworker:ring; `isotrain backends` lists all (default: that"
+        help="backend to run on; `isotrain backends` lists all (default: that"
         " of the run or spec, or auto: the first that is available here)",
     )
     add_strategy_argument(command)

@@ -52,6 +52,15 @@ class Parser(argparse.ArgumentParser):
     commands: Mapping[str, Parser] = {}
 
     @property
+    def epilog(self) -> str | None:
+        """The examples, with names of registered backends where they have `{backend}` and `{other}`."""
+        return None if self._epilog is None else _with_backends(self._epilog)
+
+    @epilog.setter
+    def epilog(self, text: str | None) -> None:
+        self._epilog = text
+
+    @property
     def completions(self) -> list[str]:
         """Long options that `--help` shows, and subcommands."""
         shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
@@ -97,6 +106,15 @@ class Parser(argparse.ArgumentParser):
         if field is not None:
             return f" Fields of the spec are changed with --set {field}=VALUE."
         return _did_you_mean(name, [o.removeprefix("--") for o in options if o.startswith("--")])
+
+
+def _with_backends(text: str) -> str:
+    if "{backend}" not in text and "{other}" not in text:
+        return text
+    from isotrain.core.plugins.manager import plugin_manager  # slow to import: only for help
+
+    first, second, *_ = [*plugin_manager().backends.names(), "BACKEND", "OTHER"]
+    return text.replace("{backend}", first).replace("{other}", second)
 
 
 def _is_option(word: str) -> bool:

@@ -99,8 +99,7 @@ def _add_results_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--reference",
         metavar="CELL",
-        help="cell with whose losses and plan the others are compared, such as torch-ddp@1 (default: the"
-        " first)",
+        help="cell with whose losses and plan the others are compared, such as NAME@1 (default: the first)",
     )
     add(
         "--output",
@@ -178,12 +177,12 @@ COMPARE = Command(
     "processes, and reports which is fastest, or that it is undecided. docs/compare.md explains how.",
     """\
 examples:
-  isotrain compare digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,2
+  isotrain compare digits.yaml --backend {backend} --backend {other} --replicas 1,2
   isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --output today
   isotrain compare digits.yaml --replicas 1,2 --time-budget 10m --resume today
-  isotrain compare digits.yaml --backend torch-ddp --against before --fail-if-slower 5%
-  isotrain compare digits.yaml --backend torch-ddp --backend tf-multiworker:ring \\
-      --interpreter tf-multiworker=/home/me/tensorflow/bin/python""",
+  isotrain compare digits.yaml --backend {backend} --against before --fail-if-slower 5%
+  isotrain compare digits.yaml --backend {backend} --backend {other} \\
+      --interpreter {other}=/home/me/other/bin/python""",
     add_arguments=_add_compare_arguments,
     module="isotrain.analysis.commands",
 )

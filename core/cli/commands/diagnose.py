@@ -25,7 +25,7 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
         "--backend",
         action="append",
         metavar="NAME[:COLLECTIVE]",
-        help="backend to check for, such as tf-multiworker:ring; may be repeated (default: that of the spec,"
+        help="backend to check for; may be repeated (default: that of the spec,"
         " or auto: the first that is available here)",
     )
     command.add_argument(
@@ -62,7 +62,7 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
         required=True,
         action="append",
         metavar="NAME[:COLLECTIVE]",
-        help="backend to run on, such as tf-mirrored; repeat it: the first is the reference",
+        help="backend to run on; repeat it: the first is the reference",
     )
     command.add_argument(
         "-n",
@@ -104,9 +104,9 @@ CHECK = Command(
     "of replicas, why, and what to do. Ends with exit code 4 when there are errors or warnings.",
     """\
 examples:
-  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
-  isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
-  isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4""",
+  isotrain check digits.yaml --backend {backend} --replicas 1,2
+  isotrain check digits.yaml --backend {backend} --backend {other} --replicas 1,4
+  isotrain check digits.yaml --backend {other} --replicas 8 --ignore ISO101 --ignore ISO4""",
     add_arguments=_add_check_arguments,
     module="isotrain.analysis.commands",
 )
@@ -119,11 +119,11 @@ PARITY = Command(
     "Ends with exit code 6 where runs diverge.",
     """\
 examples:
-  isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored
-  isotrain parity digits.yaml --backend torch-ddp --backend horovod-torch --replicas 1,2 --steps 20
-  isotrain parity digits.yaml --backend torch-ddp --replicas 2 \\
+  isotrain parity digits.yaml --backend {backend} --backend {other}
+  isotrain parity digits.yaml --backend {backend} --backend {other} --replicas 1,2 --steps 20
+  isotrain parity digits.yaml --backend {backend} --replicas 2 \\
       --strategy data-parallel --strategy hierarchical
-  isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity""",
+  isotrain parity native.yaml --backend {backend} --backend {other} --map names.yaml --output parity""",
     add_arguments=_add_parity_arguments,
     module="isotrain.analysis.commands",
 )

@@ -55,8 +55,8 @@ FIND = Command(
     "memory runs out, then bisects; each trial has processes of its own.",
     """\
 examples:
-  isotrain find rate digits.yaml --backend torch-ddp --output rates.png
-  isotrain find batch digits.yaml --backend torch-ddp --replicas 2 --largest-batch 4096""",
+  isotrain find rate digits.yaml --backend {backend} --output rates.png
+  isotrain find batch digits.yaml --backend {backend} --replicas 2 --largest-batch 4096""",
     add_arguments=_add_arguments,
     module="isotrain.analysis.find.commands",
 )

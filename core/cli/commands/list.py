@@ -183,7 +183,7 @@ DOCTOR = Command(
     """\
 examples:
   isotrain doctor
-  isotrain doctor --backend horovod-torch
+  isotrain doctor --backend {backend}
   isotrain doctor --launcher slurm
   isotrain doctor --launcher mpi --launcher-option hosts=node1:2,node2:2
   isotrain doctor --json > machine.json""",

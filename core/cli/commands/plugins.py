@@ -45,7 +45,7 @@ def _add_conformance_arguments(command: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "gpu"),
         default="auto",
-        help="device of the checked runs; with gpu and a collective such as torch-ddp:gloo, several replicas"
+        help="device of the checked runs; with gpu and a collective of CPUs, several replicas"
         " may share one GPU (default: auto)",
     )
 
@@ -76,7 +76,7 @@ CONFORMANCE = Command(
 examples:
   isotrain conformance my-backend
   isotrain conformance my-backend:gloo --replicas 3
-  isotrain conformance my-strategy,every=4 --backend torch-ddp
+  isotrain conformance my-strategy,every=4 --backend {backend}
   isotrain conformance my-strategy --json > card.json""",
     add_arguments=_add_conformance_arguments,
     module="isotrain.testing.commands",

@@ -292,12 +292,12 @@ RUN = Command(
     "them. Progress goes to standard error, the result to standard output.",
     """\
 examples:
-  isotrain run digits.yaml --backend torch-ddp
-  isotrain run digits.yaml --backend tf-multiworker:ring --replicas 2
-  isotrain run digits.yaml --backend torch-ddp --set optimizer.lr=0.05 --set epochs=3
-  isotrain run digits.yaml --backend tf-mirrored --replicas 2 --strategy local-sgd,every=8
-  isotrain run digits.yaml --backend torch-ddp --set checkpoint.every_minutes=10 --max-restarts 3
-  isotrain run digits.yaml --backend horovod-torch --json > events.jsonl""",
+  isotrain run digits.yaml --backend {backend}
+  isotrain run digits.yaml --backend {other} --replicas 2
+  isotrain run digits.yaml --backend {backend} --set optimizer.lr=0.05 --set epochs=3
+  isotrain run digits.yaml --backend {other} --replicas 2 --strategy local-sgd,every=8
+  isotrain run digits.yaml --backend {backend} --set checkpoint.every_minutes=10 --max-restarts 3
+  isotrain run digits.yaml --backend {backend} --json > events.jsonl""",
     add_arguments=_add_run_arguments,
     module=__name__,
 )
@@ -309,7 +309,7 @@ RESUME = Command(
     """\
 examples:
   isotrain resume runs/digits-20260102-030405
-  isotrain resume runs/digits-20260102-030405 --backend tf-multiworker --replicas 3
+  isotrain resume runs/digits-20260102-030405 --backend {other} --replicas 3
   isotrain resume runs/digits-20260102-030405 --set epochs=20 --max-restarts 3""",
     add_arguments=_add_resume_arguments,
     module=__name__,
@@ -321,10 +321,10 @@ PLAN = Command(
     "batches, learning rate, environment variables, exchanged bytes. With --diff, compares two plans.",
     """\
 examples:
-  isotrain plan digits.yaml --backend torch-ddp --replicas 2
-  isotrain plan digits.yaml --backend torch-ddp --replicas 8 --no-measure
-  isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2
-  isotrain plan digits.yaml --diff torch-ddp@2 'torch-ddp@2 local-sgd,every=8'""",
+  isotrain plan digits.yaml --backend {backend} --replicas 2
+  isotrain plan digits.yaml --backend {backend} --replicas 8 --no-measure
+  isotrain plan digits.yaml --diff {backend}@2 {other}@2
+  isotrain plan digits.yaml --diff {backend}@2 '{backend}@2 local-sgd,every=8'""",
     add_arguments=_add_plan_arguments,
     module=__name__,
 )
