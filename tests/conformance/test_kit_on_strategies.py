@@ -111,7 +111,7 @@ def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
     [
         pytest.param(
             *(backend, names, name),
-            marks=[pytest.mark.slow] if backend != "reference" else [],
+            marks=pytest.mark.slow,
             id=f"{backend}-{name}",
         )
         for backend, names in TOGETHER

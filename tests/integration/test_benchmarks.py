@@ -66,6 +66,7 @@ def test_contenders_with_the_same_losses_are_measured() -> None:
         assert all(run.step > 0 and run.first_step > 0 for run in timed[each])
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_rounds_that_are_whole() -> None:
     cells = [cell(name, PLANTED) for name in ("one", "another")]
 
@@ -134,6 +135,7 @@ def test_a_contender_that_fails_is_named_with_what_it_said() -> None:
         measure(cells, rounds=1, seed=0, tell=lambda _: None)
 
 
+@pytest.mark.slow
 def test_compared_runs_are_interleaved() -> None:
     cells = [
         dataclasses.replace(cell(name, PLANTED), replicas=replicas)

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.usefixtures("reference")
 PRECISE = {"precision": "float64", "shuffle": False}
 NO_DATA = {"data": None, "epochs": None, "steps": 6, **PRECISE}
 BACKENDS = [
-    *("reference", "torch-ddp"),
+    "reference",
+    pytest.param("torch-ddp", marks=pytest.mark.slow),
     *(param(name, features=True) for name in ("tf-mirrored", "tf-multiworker")),
 ]
 ROWS = [(3, 1), (0, 4), (2, 2), (4, 0), (1, 0), (5, 2)]
@@ -104,6 +105,7 @@ def test_a_call_of_one_process_is_what_all_predict(tmp_path: Path, backend: str)
     assert has_model
 
 
+@pytest.mark.slow
 def test_a_batch_is_not_changed_by_writing_to_the_arrays_it_was_made_of(tmp_path: Path) -> None:
     def overwritten(session: isotrain.Session) -> float:
         inputs, targets = samples()
@@ -192,6 +194,7 @@ def test_arrays_that_make_no_batch_are_refused(arrays: Any, words: str) -> None:
         session.batch(*arrays)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_mean_is_refused(tmp_path: Path) -> None:
     def total(model: Any, batch: Any) -> Any:
         inputs, targets = batch

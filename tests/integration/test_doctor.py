@@ -173,6 +173,7 @@ def test_an_unknown_backend_is_named() -> None:
         examine(plugin_manager(), ["torch-dpp"])
 
 
+@pytest.mark.slow
 def test_private_api_of_torch_and_keras_is_unchanged(tmp_path: Path) -> None:
     """It is among the everyday tests, for upgrades; `here` covers TensorFlow and Horovod too."""
     work = functools.partial(examined, plugins=[], names=["torch-ddp"])

@@ -207,6 +207,7 @@ def test_a_failed_fork_is_an_error_and_earlier_processes_live_on() -> None:
         fork_server.retire()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [0, 1])
 def test_a_run_whose_fork_server_cannot_fork_starts_fresh_or_fails(
     begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

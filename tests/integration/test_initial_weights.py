@@ -100,7 +100,7 @@ def test_frozen_weights_stay_and_others_are_trained(tuned: isotrain.RunResult) -
     ("backend", "replicas"),
     [
         ("reference", 3),
-        ("torch-ddp", 2),
+        pytest.param("torch-ddp", 2, marks=pytest.mark.slow),
         pytest.param("tf-mirrored", 2, marks=pytest.mark.slow),
         pytest.param("horovod-torch", 2, marks=pytest.mark.slow),
         pytest.param("horovod-tf", 2, marks=pytest.mark.slow),

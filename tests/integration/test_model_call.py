@@ -84,7 +84,9 @@ def expected_weights() -> np.ndarray:
 
 
 @pytest.mark.parametrize("call", ["keywords", by_function], ids=["keywords", "function"])
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
+)
 def test_is_called_alike_everywhere(call: Any, backend: str, tmp_path: Path) -> None:
     result = isotrain.run(spec(call=call), backend=backend, replicas=2, output=tmp_path / "run")
     trained = np.concatenate([result.weights[n].ravel() for n in sorted(result.weights)[::-1]])

@@ -56,7 +56,7 @@ def expected() -> dict[str, dict[str, np.ndarray]]:
     ("backend", "replicas"),
     [
         ("torch-ddp", 1),
-        ("torch-ddp", 2),
+        pytest.param("torch-ddp", 2, marks=pytest.mark.slow),
         param("tf-mirrored", 2, features=True),
         param("tf-multiworker", 2, features=True),
         param("horovod-torch", 2, features=True),

@@ -107,6 +107,7 @@ def probability_data() -> Any:
     return inputs, np.clip(targets, 0.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", [True, False])
 @pytest.mark.parametrize("model", [probability_model, probability_module])
 def test_torch_takes_nan_as_a_probability(tmp_path: Path, model: Any, capture: bool) -> None:

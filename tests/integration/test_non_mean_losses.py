@@ -148,7 +148,7 @@ What is theirs is how replicas add up losses: a mean, one with noise, a sum by h
 @pytest.mark.parametrize(
     ("backend", "names"),
     [
-        pytest.param("torch-ddp", None, id="torch-ddp"),
+        pytest.param("torch-ddp", None, marks=pytest.mark.slow, id="torch-ddp"),
         pytest.param("tf-mirrored", None, marks=pytest.mark.slow, id="tf-mirrored"),
         *(
             pytest.param(name, FEW, marks=pytest.mark.slow, id=name)
@@ -199,6 +199,7 @@ def torch_normalized() -> Any:
     return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "model", "layer"),
     [
@@ -389,6 +390,7 @@ class Tensors:
         return tuple(torch.from_numpy(array[indices]) for array in DATA)
 
 
+@pytest.mark.slow
 def test_transforms_of_tensors_are_tried_with_tensors() -> None:
     assert len(list(of_tensors(flipped))) == 3
     with pytest.raises(SpecError, match=r"transform: it mixes samples: .* samples for 6 at once"):

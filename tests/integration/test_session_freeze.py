@@ -15,6 +15,8 @@ import isotrain
 from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
 from isotrain.testing.consecutive_sessions import Work, launched_in_turn
 
+pytestmark = pytest.mark.slow
+
 State = dict[str, np.ndarray]
 FROM, TO = 2, 5
 """Steps before which the first layer is frozen and unfrozen, of nine."""

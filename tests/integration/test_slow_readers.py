@@ -64,6 +64,7 @@ def test_an_unread_terminal_does_not_stop_training(tmp_path: Path) -> None:
     assert b"returned [0, 1]" in shown
 
 
+@pytest.mark.slow
 def test_a_suspended_launcher_does_not_stop_training(tmp_path: Path) -> None:
     with started(str(PROGRAM), str(tmp_path), out=subprocess.DEVNULL) as process:
         wait_until((tmp_path / "begun-0").exists, PATIENCE_SECONDS)
@@ -87,6 +88,7 @@ def test_unread_output_of_rank_0_does_not_stop_training(tmp_path: Path) -> None:
         assert process.wait(PATIENCE_SECONDS) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["local", pytest.param("joined", marks=pytest.mark.features)])
 def test_unread_json_lines_do_not_stop_training(tmp_path: Path, way: str) -> None:
     spec = tmp_path / "spec.json"

@@ -127,6 +127,7 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_forked_process_starts_as_a_fresh_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +257,7 @@ def test_orphans_of_a_killed_process_are_ended(
     assert not [pid for pid in left if is_alive(pid)]
 
 
+@pytest.mark.slow
 def test_measured_runs_start_cold(tmp_path: Path) -> None:
     """The fork servers of other runs stay."""
     launch(parameters, tmp_path / "warm")

@@ -18,7 +18,8 @@ from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
 pytestmark = pytest.mark.usefixtures("reference")
 
 BACKENDS = [
-    *("reference", "torch-ddp"),
+    "reference",
+    pytest.param("torch-ddp", marks=pytest.mark.slow),
     *(param(name, features=True) for name in ("tf-mirrored", "tf-multiworker")),
 ]
 EMA = {"ema": {"decay": 0.875, "every": 2, "start": 1}, "precision": "float64"}
@@ -70,6 +71,7 @@ def test_the_average_is_that_of_the_weights_of_the_steps(
     assert_close(average, expected)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_to_the_bit_with_and_without(tmp_path: Path) -> None:
     def trained(session: isotrain.Session) -> Any:
         for batch in session.batches():
@@ -125,7 +127,8 @@ def rest(session: isotrain.Session, folder: Path | None) -> Any:
 @pytest.mark.parametrize(
     ("backend", "replicas"),
     [
-        *(("torch-ddp", 2), ("reference", 1)),
+        ("reference", 1),
+        pytest.param("torch-ddp", 2, marks=pytest.mark.slow),
         *(param(*each, features=True) for each in (("torch-ddp", 1), ("tf-multiworker", 2))),
     ],
 )
@@ -151,6 +154,7 @@ def test_a_resumed_run_has_the_average_of_one_that_went_on(
             np.testing.assert_allclose(resumed[name], array, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch-ddp", param("tf-mirrored", features=True)])
 def test_the_result_and_the_best_checkpoint_have_the_average(tmp_path: Path, backend: str) -> None:
     fields = {
@@ -206,6 +210,7 @@ def test_without_an_average_there_is_none_to_see() -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch-ddp", param("tf-mirrored", features=True)])
 def test_steps_with_several_updates_are_averaged_once(tmp_path: Path, backend: str) -> None:
     def trained(session: isotrain.Session) -> Any:

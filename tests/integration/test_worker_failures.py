@@ -112,6 +112,7 @@ def worker_of(folder: Path) -> int:
     return int((folder.with_name(f"{folder.name}-flags") / "worker").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["spawn", "fork"])
 def test_a_run_that_is_killed_in_an_epoch_ends_as_if_never_killed(
     tmp_path: Path, start: str
@@ -220,6 +221,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_program(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C reaches the program and its workers, as in a terminal; SIGKILL the program alone."""

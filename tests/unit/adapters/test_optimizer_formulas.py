@@ -49,12 +49,14 @@ def clipped(tmp_path_factory):
     return run_isolated(clipped_by_each, spec(), "torch-ddp", folder)
 
 
+@pytest.mark.slow
 def test_the_norm_of_all_gradients_is_bounded(clipped):
     for bound, gradients in zip(BOUNDS["global_clipnorm"], clipped["global_clipnorm"], strict=True):
         for gradient, before in zip(gradients, GRADIENTS, strict=True):
             np.testing.assert_allclose(gradient, before * min(1.0, bound / TOTAL), rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_the_norm_of_each_gradient_is_bounded(clipped):
     for bound, gradients in zip(BOUNDS["clipnorm"], clipped["clipnorm"], strict=True):
         for gradient, before in zip(gradients, GRADIENTS, strict=True):
@@ -62,6 +64,7 @@ def test_the_norm_of_each_gradient_is_bounded(clipped):
             np.testing.assert_allclose(gradient, expected, rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_each_element_is_bounded_on_both_sides(clipped):
     for bound, gradients in zip(BOUNDS["clipvalue"], clipped["clipvalue"], strict=True):
         for gradient, before in zip(gradients, GRADIENTS, strict=True):

@@ -32,6 +32,9 @@ LOCAL = np.stack([WEIGHTS / WEIGHTS.sum(), COUNTED / COUNTED.sum()], axis=1)
 """By what each mean counts in this replica's own mean."""
 
 
+FRAMEWORKS = ["torch", pytest.param("tensorflow", marks=pytest.mark.slow)]
+
+
 def torch_shares(local: bool) -> tuple[list[float], np.ndarray]:
     class Two(SingleReplicaCommunicator):
         def all_reduce(self, value, op):  # type: ignore[no-untyped-def]
@@ -79,11 +82,13 @@ def tensorflow_shares(local: bool) -> tuple[list[float], np.ndarray]:
     return reported, np.array(gradients)
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("local", [False, True])
-def test_means_are_weighted_by_their_denominators(framework, local, of_tensorflow):
-    given = torch_shares(local) if framework == "torch" else of_tensorflow["shares"][local]
-    reported, gradients = given
+def test_means_are_weighted_by_their_denominators(framework, local, request):
+    if framework == "torch":
+        reported, gradients = torch_shares(local)
+    else:
+        reported, gradients = request.getfixturevalue("of_tensorflow")["shares"][local]
     np.testing.assert_allclose(reported, (GLOBAL * MEANS).sum(1), rtol=1e-15)
     np.testing.assert_allclose(gradients, LOCAL if local else GLOBAL, rtol=1e-15)
 
@@ -101,6 +106,7 @@ def rows_of_placeholders() -> list[np.ndarray]:
     ]
 
 
+@pytest.mark.slow
 def test_a_placeholder_adds_nothing_to_an_evaluation(of_tensorflow):
     nothing, neither, rows = of_tensorflow["placeholders"]
     assert not nothing.any()
@@ -140,12 +146,14 @@ def of_tensorflow(tmp_path_factory):
     return run_isolated(computed_by_tensorflow, spec(), "tf-mirrored", folder)
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("local", [False, True])
-def test_scalar_losses_are_weighted_by_samples(framework, local, of_tensorflow):
+def test_scalar_losses_are_weighted_by_samples(framework, local, request):
     """A local step follows the replica's own mean, and reports its share of the global one."""
-    given = torch_parts(local) if framework == "torch" else of_tensorflow["parts"][local]
-    parts, shares = given
+    if framework == "torch":
+        parts, shares = torch_parts(local)
+    else:
+        parts, shares = request.getfixturevalue("of_tensorflow")["parts"][local]
     np.testing.assert_allclose(shares, WEIGHTS * MEANS[:, 0], rtol=1e-15)
     np.testing.assert_allclose(parts, (LOCAL[:, 0] if local else WEIGHTS) * MEANS[:, 0], rtol=1e-15)
 

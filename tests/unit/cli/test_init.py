@@ -47,6 +47,7 @@ def test_without_a_framework_it_trains_in_numpy(
     assert "spirals on numpy:tcp, 2 replicas\n" in trained(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["portable", "torch"])
 def test_it_trains_at_once_on_the_first_backend(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,10 @@ class Columns:
 class Faulty(Drawing):
     """Does something wrong at sample 20."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault: str, begun: Path | None = None) -> None:
         super().__init__()
         self.fault = fault
+        self.begun = begun  # a file that says that a worker hangs
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         if index == 20:
@@ -87,6 +89,8 @@ class Faulty(Drawing):
         os.kill(os.getpid(), signal.SIGSEGV)
 
     def hangs(self) -> None:
+        assert self.begun is not None
+        self.begun.touch()
         time.sleep(1000)
 
     def stops_iteration(self) -> None:
