@@ -58,6 +58,7 @@ from isotrain.core.run.options import ResumeOptions as ResumeOptions
 from isotrain.core.run.options import RunOptions as RunOptions
 from isotrain.core.session.session import Session as Session
 from isotrain.core.spec.loading import load_spec as load_spec
+from isotrain.core.spec.spec_fields import SpecFields as SpecFields
 from isotrain.core.spec.training_spec import TrainingSpec as TrainingSpec
 from isotrain.core.system.version import VERSION as __version__  # noqa: F401 - public by its name
 from isotrain.core.worker.callbacks import Callback as Callback

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.spec import import_strings
@@ -27,7 +27,10 @@ from isotrain.core.spec.sections import (
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.validation import SpecModel, as_spec_error
 
-SpecLike = TrainingSpec | Mapping[str, Any] | str | PathLike[str]
+if TYPE_CHECKING:
+    from isotrain.core.spec.spec_fields import SpecFields
+
+SpecLike: TypeAlias = "TrainingSpec | SpecFields | Mapping[str, Any] | str | PathLike[str]"
 """Forms in which `load_spec` accepts a spec."""
 
 _IMPORTS_CHECKED: weakref.WeakValueDictionary[int, TrainingSpec] = weakref.WeakValueDictionary()

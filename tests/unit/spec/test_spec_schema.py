@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import runpy
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import jsonschema
 import pytest
 from unit.spec.spec_samples import FIELDS, SMALL, refused
 
+import isotrain
 from isotrain.core.spec.loading import json_schema, load_spec
 from isotrain.core.spec.sections import (
     OPTIMIZERS,
@@ -78,6 +81,13 @@ UNSOUND = [
     *[{**SMALL, "order": name} for name in ("weighted", "by-length", "repeated", "random")],
     {**SMALL, "order": {"name": "repeated", "times": 0}},
 ]
+
+
+def test_typed_fields_are_those_of_the_schema() -> None:
+    """After a change of the spec: `python tools/spec_fields.py`."""
+    tool = runpy.run_path(str(Path(__file__).parents[3] / "tools" / "spec_fields.py"))
+    assert tool["TARGET"].read_text(encoding="utf-8") == tool["source"]()
+    assert {*TrainingSpec.model_fields} == {*get_type_hints(isotrain.SpecFields)}
 
 
 @pytest.fixture(scope="module")
