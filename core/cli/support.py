@@ -28,13 +28,14 @@ def read_spec(options: argparse.Namespace) -> TrainingSpec:
 
 
 def read_spec_with_choices(options: argparse.Namespace) -> TrainingSpec:
-    """Reads SPEC with `--set`, `--strategy` and `--logger`."""
+    """Reads SPEC with `--set`, `--strategy`, `--logger` and `--profile`."""
     from isotrain.core.spec.loading import load_spec
 
     add_working_directory_to_path()
+    profile = getattr(options, "profile", None)
     return load_spec(
         options.spec,
-        options.set,
+        [*options.set, *([] if profile is None else [f"profile.steps={profile}"])],
         strategy=options.strategy,
         loggers=getattr(options, "logger", ()),
     )

@@ -335,11 +335,18 @@ def _require_step_contexts(spec: TrainingSpec, strategy: Strategy, adapter: Adap
             f"objective: step.{called[0]}: with gradient_accumulation_steps it would see the micro-batch"
             " alone. Leave that out."
         )
-    if called and Capability.LOCAL_STEP in strategy.requires:
+    if called and (reason := _local_update_reason(strategy)):
         raise UnsupportedError(
-            f"objective: step.{called[0]}: under strategy {strategy.name!r} each replica updates weights of"
-            " its own, so that a loss over all replicas has no gradient. Use strategy data-parallel."
+            f"objective: step.{called[0]}: {reason}, so that a loss over all replicas has no gradient. Use"
+            " strategy data-parallel."
         )
+
+
+def _local_update_reason(strategy: Strategy) -> str | None:
+    """Reason that a strategy has no gradients of what replicas compute together; None if it has."""
+    if Capability.LOCAL_STEP not in strategy.requires:
+        return None
+    return f"under strategy {strategy.name!r} each replica updates weights of its own"
 
 
 def _require_global_statistics(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> None:
@@ -350,17 +357,17 @@ def _require_global_statistics(spec: TrainingSpec, strategy: Strategy, adapter: 
     """
     if spec.batch_norm == "local":
         return
-    reason = None
-    if Capability.LOCAL_STEP in strategy.requires:
-        reason = f"under strategy {strategy.name!r} each replica updates weights of its own"
+    if local_reason := _local_update_reason(strategy):
+        reason = local_reason
     elif strategy.parallel_layout.name not in _UNSHARDED_LAYOUTS:
         reason = f"strategy {strategy.name!r} computes the model in parts"
     elif not adapter.has_step_contexts:
         reason = f"backend {adapter.name!r} has no differentiable sums over replicas"
-    if reason is not None:
-        raise UnsupportedError(
-            f"batch_norm: global: {reason}. Use batch_norm: local, or strategy data-parallel."
-        )
+    else:
+        return
+    raise UnsupportedError(
+        f"batch_norm: global: {reason}. Use batch_norm: local, or strategy data-parallel."
+    )
 
 
 def _require_sample_draws(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> None:

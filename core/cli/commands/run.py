@@ -12,6 +12,7 @@ from isotrain.core.cli.argument_types import (
     name_with_options,
     non_negative_int,
     port,
+    positive_int,
     ranks,
     run_location,
     target,
@@ -278,6 +279,14 @@ def _add_supervision_arguments(command: argparse.ArgumentParser) -> None:
         " every rank",
     )
     command.add_argument(
+        "--profile",
+        type=positive_int,
+        nargs="?",
+        const=10,
+        metavar="STEPS",
+        help="trace steps by the framework's profiler: 10 from step 10 on, or --profile=STEPS",
+    )
+    command.add_argument(
         "--line-prefix",
         default="",
         metavar="TEXT",
@@ -297,6 +306,7 @@ examples:
   isotrain run digits.yaml --backend {backend} --set optimizer.lr=0.05 --set epochs=3
   isotrain run digits.yaml --backend {other} --replicas 2 --strategy local-sgd,every=8
   isotrain run digits.yaml --backend {backend} --set checkpoint.every_minutes=10 --max-restarts 3
+  isotrain run digits.yaml --backend {backend} --profile=5
   isotrain run digits.yaml --backend {backend} --json > events.jsonl""",
     add_arguments=_add_run_arguments,
     module=__name__,

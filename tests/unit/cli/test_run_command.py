@@ -186,3 +186,20 @@ def test_a_run_without_standard_streams(folder: Path) -> None:
     assert redirected(f"{run} <&- >&- 2>&-", folder).returncode == ExitCode.OK
     assert (folder / "run" / "result.json").is_file()
     assert (folder / "run" / "rank-0.log").read_text() == "making the data\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("--profile", {"first_step": 10, "steps": 10, "all_processes": False}),
+        ("--profile=3", {"first_step": 10, "steps": 3, "all_processes": False}),
+    ],
+)
+def test_profile_sets_the_field_of_the_spec(
+    folder: Path, option: str, expected: dict[str, int]
+) -> None:
+    """The run of a few steps refuses it, and has kept its spec."""
+    arguments = ["--backend", "reference", option, "--output", "out"]
+    found = in_process("run", "small.json", *arguments, folder=folder)
+    assert "profile" in found.stderr
+    assert json.loads((folder / "out" / "spec.json").read_text())["profile"] == expected
