@@ -30,6 +30,7 @@ _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     model_rules.loss,
     model_rules.metrics,
     model_rules.shared_weights,
+    model_rules.teachers,
     model_rules.strategy,
     batch_rules.local_batch_size,
     batch_rules.rate,

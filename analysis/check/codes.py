@@ -334,6 +334,15 @@ _ALL = (
         " and whole model, silence this code.",
     ),
     Rule(
+        "ISO307",
+        _WARNING,
+        "a teacher is trained",
+        "Weights with `teacher` in their names are trainable: the optimizer has them, and changes them by"
+        " their gradients and its weight decay. Its dropout drops too.",
+        "Give the teacher as `frozen: {teacher: ...}`, which objectives get as `step.frozen`; or freeze its"
+        " weights by `initial_weights.freeze`. If it is meant to learn, silence this code.",
+    ),
+    Rule(
         "ISO401",
         _ERROR,
         "the backend cannot be used here",

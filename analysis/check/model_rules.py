@@ -143,6 +143,15 @@ def shared_weights(subject: Subject) -> Iterator[Hit]:
             yield Hit("ISO306", "updates", detail, labels(where))
 
 
+def teachers(subject: Subject) -> Iterator[Hit]:
+    """Trainable weights of a model that is called a teacher."""
+    for framework, probe in subject.probes.items():
+        where = [target for target in subject.targets if target.plan.framework == framework]
+        if probe.teacher_weights:
+            detail = first_of(probe.teacher_weights, _MAX_LISTED)
+            yield Hit("ISO307", "model", detail, labels(where))
+
+
 def strategy(subject: Subject) -> Iterator[Hit]:
     """A strategy that is not equivalent to data parallelism."""
     if subject.several and not subject.strategy.equals_data_parallel:

@@ -48,6 +48,7 @@ class ModelProbe:
             or none was tried.
         refused: Reasons for which a run of several replicas is refused, by code.
         shared_weights: Names of weights that several named updates change.
+        teacher_weights: Names of trainable weights of a model that is called a teacher.
     """
 
     samples: int | None
@@ -58,6 +59,7 @@ class ModelProbe:
     refuses_single_sample: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     shared_weights: tuple[str, ...] = ()
+    teacher_weights: tuple[str, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ModelProbe:
@@ -69,7 +71,8 @@ class ModelProbe:
         notes, model = tuple(fields["notes"]), ModelBytes(**fields["model"])
         measured = fields["samples"], tuple(traits), fields["fault"], notes, model
         refusals = fields["refuses_single_sample"], fields["refused"]
-        return cls(*measured, *refusals, tuple(fields["shared_weights"]))
+        weights = tuple(fields["shared_weights"]), tuple(fields["teacher_weights"])
+        return cls(*measured, *refusals, *weights)
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
         """The layers with a trait, each as `name (class)`."""

@@ -335,10 +335,10 @@ def _require_step_contexts(spec: TrainingSpec, strategy: Strategy, adapter: Adap
             f"objective: step.{called[0]}: with gradient_accumulation_steps it would see the micro-batch"
             " alone. Leave that out."
         )
-    if called and (reason := _local_update_reason(strategy)):
+    if called and (local_reason := _local_update_reason(strategy)):
         raise UnsupportedError(
-            f"objective: step.{called[0]}: {reason}, so that a loss over all replicas has no gradient. Use"
-            " strategy data-parallel."
+            f"objective: step.{called[0]}: {local_reason}, so that a loss over all replicas has no gradient."
+            " Use strategy data-parallel."
         )
 
 

@@ -181,6 +181,7 @@ def probe_step(session: Session) -> dict[str, Any]:
         "fault": fault,
         "refuses_single_sample": refuses_single_sample,
         "shared_weights": [name for name, count in names.items() if count > 1],
+        "teacher_weights": [name for name in names if "teacher" in name.lower()],
         "notes": [*session.state_notes(), *(session.step_notes() if fault is None else ())],
     }
 

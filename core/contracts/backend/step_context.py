@@ -93,18 +93,59 @@ def weighted(losses: Tensor, weights: Tensor) -> WeightedLosses:
 
 
 def called_collectives(objective: Callable[..., Any]) -> list[str]:
-    """Names of the collectives that the source of an objective calls on its third parameter, the step."""
+    """Names of the collectives that an objective calls on its third parameter, the step, by its source.
+
+    Functions that it passes the step to are read too.
+    """
     function = inspect.unwrap(getattr(objective, "func", objective))
+    return sorted(_called_on(function, 2, set()) & {"all_gather", "sum", "mean"})
+
+
+def _called_on(
+    function: Any, parameter: int | str | None, seen: set[tuple[int, int | str | None]]
+) -> set[str]:
+    """Names of the attributes of an argument that a function reads, itself or in functions that it calls.
+
+    Args:
+        function: Function of the user, with or without a source.
+        parameter: Index or name of the parameter.
+        seen: Identifiers of the functions, with parameters, that are read already.
+    """
+    key = id(function), parameter
+    if key in seen:
+        return set()
+    seen.add(key)
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+        scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     except (OSError, TypeError, SyntaxError, ValueError):  # no source, or a lambda within a line
-        return []
-    if not isinstance(definition, ast.FunctionDef) or len(definition.args.args) < 3:
-        return []
-    step = definition.args.args[2].arg
-    attributes = (each for each in ast.walk(definition) if isinstance(each, ast.Attribute))
-    of_step = {each.attr for each in attributes if getattr(each.value, "id", None) == step}
-    return sorted(of_step & {"all_gather", "sum", "mean"})
+        return set()
+    if not isinstance(definition, ast.FunctionDef):
+        return set()
+    names = [each.arg for each in (*definition.args.posonlyargs, *definition.args.args)]
+    if isinstance(parameter, int):
+        parameter = names[parameter] if parameter < len(names) else None
+    if parameter is None:
+        return set()
+    called: set[str] = set()
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == parameter:
+            called.add(node.attr)
+        elif isinstance(node, ast.Call):
+            arguments = [*enumerate(node.args), *((each.arg, each.value) for each in node.keywords)]
+            for position, argument in arguments:
+                if getattr(argument, "id", None) == parameter:
+                    callee = _named(scope, node.func)
+                    called |= _called_on(callee, position, seen)
+    return called
+
+
+def _named(names: Mapping[str, Any], node: ast.expr) -> Any:
+    """What an expression such as `f` or `module.f` stands for; None for any other."""
+    if isinstance(node, ast.Attribute):
+        module = _named(names, node.value)
+        return getattr(module, node.attr, None) if inspect.ismodule(module) else None
+    return names.get(node.id) if isinstance(node, ast.Name) else None
 
 
 def takes_step(objective: Callable[..., Any]) -> bool:

@@ -162,6 +162,7 @@ class Scene:
         weights: The bytes of each.
         refuses_single_sample: The layer that takes no slice of one sample.
         shared_weights: Names of weights that several updates change.
+        teacher_weights: Names of trainable weights of a teacher.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -175,6 +176,7 @@ class Scene:
     weights: tuple[int, ...] = ()
     refuses_single_sample: str | None = None
     shared_weights: tuple[str, ...] = ()
+    teacher_weights: tuple[str, ...] = ()
 
 
 Check = Callable[..., CheckResult]
@@ -268,6 +270,7 @@ CASES: dict[str, tuple[Scene, Scene]] = {
     ),
     "ISO305": (Scene({"strategy": "rounding"}), Scene({"strategy": "agreeing"})),
     "ISO306": (Scene(shared_weights=("d/kernel",)), Scene()),
+    "ISO307": (Scene(teacher_weights=("teacher/kernel",)), Scene()),
     "ISO401": (Scene(backends=("first", "missing")), Scene()),
     "ISO402": (Scene(backends=("first:beam",)), Scene(backends=("first:wire",))),
     "ISO403": (Scene(backends=("with-gpus",), replicas=(3,)), Scene(backends=("with-gpus",))),

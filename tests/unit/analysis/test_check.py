@@ -79,6 +79,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
             seen = {"samples": scene.samples, "traits": traits, "model": model}
             seen |= {"fault": scene.fault, "refused": scene.refused, "notes": []}
             seen |= {"shared_weights": scene.shared_weights}
+            seen |= {"teacher_weights": scene.teacher_weights}
             return {**seen, "refuses_single_sample": scene.refuses_single_sample}
 
         monkeypatch.setattr(checking, "probe_run", look)
@@ -275,6 +276,7 @@ def test_long_lists_of_layers_are_shortened(checked: Check, monkeypatch: Any) ->
         "notes": [],
         "refuses_single_sample": None,
         "shared_weights": (),
+        "teacher_weights": (),
     }
     monkeypatch.setattr(checking, "probe_run", lambda *given: seen)
     (finding,) = check(spec(), backends="first", replicas=2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isotrain.adapters.common.objective import MAX_LOSSES, Objective
-from isotrain.core.contracts.backend.step_context import takes_step
+from isotrain.core.contracts.backend.step_context import called_collectives, takes_step
 from isotrain.core.errors import SpecError
 
 
@@ -54,3 +54,39 @@ def test_a_single_loss_has_no_name() -> None:
     objective = Objective(_two, None)
     assert dict(objective.result(3.0).losses) == {None: 3.0}
     assert objective.names == ()
+
+
+def _gathers(rows: Any, context: Any) -> Any:
+    return context.all_gather(rows)
+
+
+def _gathers_by_a_function(model: Any, batch: Any, step: Any) -> Any:
+    return _gathers(model(batch[0]), context=step)
+
+
+def _gathers_by_two(model: Any, batch: Any, step: Any) -> Any:
+    def contrast(rows: Any) -> Any:
+        return _gathers_by_a_function(model, rows, step)
+
+    return contrast(batch) + step.values["weight"]
+
+
+def _calls_itself(model: Any, batch: Any, step: Any) -> Any:
+    return step.mean(_calls_itself(model, batch, step))
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        (_two, []),
+        (_three, []),
+        (_gathers, []),
+        (_gathers_by_a_function, ["all_gather"]),
+        (_gathers_by_two, ["all_gather"]),
+        (_calls_itself, ["mean"]),
+    ],
+)
+def test_collectives_are_found_in_functions_that_get_the_step(
+    objective: Any, expected: list[str]
+) -> None:
+    assert called_collectives(objective) == expected
