@@ -17,6 +17,7 @@ from isotrain.core.data.streaming.sample_streams import (
     declared_length,
     is_iterable_dataset,
 )
+from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.streams import (
     BatchStream,
     declared_samples,
@@ -132,6 +133,7 @@ def sample_stream(
     *,
     collate: Callable[[list[Any]], Any] | None = None,
     samples: int | None = None,
+    shards: int | None = None,
 ) -> BatchStream:
     """A source of single samples from an iterable that is read again in every epoch, in its own order.
 
@@ -145,10 +147,18 @@ def sample_stream(
         targets: For samples that are dicts: one name, several, or None for none.
         collate: Function that makes a batch of a list of samples; by default, leaves are stacked.
         samples: Number of samples per epoch; when left out, its `len`, or they are counted as for `stream`.
+        shards: Number of shards to read side by side, of which the samples come in turn, so that several
+            `loader.workers` of a host can read them. The data set is an `IterableDataset` of Hugging Face,
+            one that takes its shard from torch's `get_worker_info`, or a function of (shard, shards).
 
     Raises:
-        DataError: It can be read only once, or has its samples by position.
+        DataError: It can be read only once, has its samples by position, or cannot be told a shard.
     """
+    if shards is not None:
+        sharded = ShardedSamples(dataset, shards)
+        count = declared_length(dataset) if samples is None else samples
+        collator = Collator(collate, inputs, targets)
+        return BatchStream(lambda: sharded, count, collate=collator, shards=sharded)
     read = reader(as_readable(dataset))
     if read is None and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         raise DataError(

@@ -194,3 +194,23 @@ def test_a_reader_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(pid), 60.0)
     log = (tmp_path / "run" / "rank-0.log").read_text()
     assert re.search(r"test_shared_streams\.py., line \d+ in read", log)
+
+
+def shard_of_rows(shard: int, shards: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    yield from zip(INPUTS[shard::shards], TARGETS[shard::shards], strict=True)
+
+
+def in_shards(folder: str) -> Any:
+    return isotrain.sources.sample_stream(shard_of_rows, samples=SAMPLES, shards=3)
+
+
+@pytest.mark.parametrize(("backend", "replicas"), [param("torch-ddp", 2), param("tf-mirrored", 2)])
+def test_several_workers_read_the_shards_of_a_stream(
+    backend: str, replicas: int, tmp_path: Path
+) -> None:
+    fields = {"precision": "float64", "loader": {"workers": 2}}
+    given = spec(in_shards, tmp_path / "read", **fields)
+    several = run(given, backend, replicas, tmp_path / "several")
+    assert "loader: 2 processes on each host read the training data" in str(several.plan["notes"])
+    alone = run({**given, "loader": {}}, backend, 1, tmp_path / "alone")
+    np.testing.assert_allclose(several.history.loss, alone.history.loss, rtol=1e-12)

@@ -68,12 +68,14 @@ CASES = {
     "grain": ("grain", third_party_streams.of_grain, 1),
     "grain, by samples": ("grain", third_party_streams.of_grain_samples, 1),
     "hugging face": ("datasets", third_party_streams.of_hugging_face, 0),
+    "hugging face, in shards": ("datasets", third_party_streams.of_hugging_face_shards, 0),
     "hugging face, shuffled": ("datasets", third_party_streams.of_hugging_face_shuffled, 0),
     "webdataset": ("webdataset", third_party_streams.of_webdataset, 0),
+    "webdataset, in shards": ("webdataset", third_party_streams.of_webdataset_shards, 0),
     "mosaicml": ("streaming", third_party_streams.of_mosaic, 0),
     "litdata": ("litdata", third_party_streams.of_litdata, 0),
 }
-READ_AGAIN = ("hugging face, shuffled", "webdataset")
+READ_AGAIN = ("hugging face, shuffled", "webdataset", "webdataset, in shards")
 """Streams without a state from which they go on exactly."""
 
 

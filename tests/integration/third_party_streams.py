@@ -108,6 +108,13 @@ def of_hugging_face(file: str, workers: int) -> Any:
     return sources.sample_stream(hugging_face(file), "x", "y", samples=SAMPLES)
 
 
+def of_hugging_face_shards(file: str, workers: int) -> Any:
+    """Streamed by Hugging Face, one sample of each shard in turn."""
+    from isotrain import sources
+
+    return sources.sample_stream(hugging_face(file), "x", "y", samples=SAMPLES, shards=3)
+
+
 def of_hugging_face_shuffled(file: str, workers: int) -> Any:
     """Streamed by Hugging Face with a shuffle buffer, which its state does not have."""
     from isotrain import sources
@@ -116,11 +123,9 @@ def of_hugging_face_shuffled(file: str, workers: int) -> Any:
     return sources.sample_stream(rows, "x", "y", samples=SAMPLES)
 
 
-def of_webdataset(file: str, workers: int) -> Any:
-    """Shuffled by WebDataset, from two shards that are written first."""
+def webdataset_of(file: str) -> Any:
+    """A shuffled data set of WebDataset, in two shards that are written first."""
     import webdataset
-
-    from isotrain import sources
 
     folder = Path(file).with_name("shards")
     folder.mkdir(exist_ok=True)
@@ -135,8 +140,22 @@ def of_webdataset(file: str, workers: int) -> Any:
         return fields
 
     shards = webdataset.WebDataset(f"{folder}/{{0..1}}.tar", shardshuffle=False)
-    samples = shards.shuffle(8, seed=3).decode().map(noted)
-    return sources.sample_stream(samples, "x.npy", "y.cls", samples=SAMPLES)
+    return shards.shuffle(8, seed=3).decode().map(noted)
+
+
+def of_webdataset(file: str, workers: int) -> Any:
+    """Streamed by WebDataset."""
+    from isotrain import sources
+
+    return sources.sample_stream(webdataset_of(file), "x.npy", "y.cls", samples=SAMPLES)
+
+
+def of_webdataset_shards(file: str, workers: int) -> Any:
+    """Streamed by WebDataset, one sample of each shard in turn."""
+    from isotrain import sources
+
+    data = webdataset_of(file)
+    return sources.sample_stream(data, "x.npy", "y.cls", samples=SAMPLES, shards=2)
 
 
 def of_mosaic(file: str, workers: int) -> Any:

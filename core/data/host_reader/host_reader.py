@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from isotrain.core.data.pytree import decode_tree
+from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut
 from isotrain.core.data.streaming.stream_state import StreamState
@@ -78,8 +79,12 @@ class HostReader:
         self._child: ChildProcess | None = None
         self._pid: int | None = None  # of the reader, from the first connection on
 
-    def start(self, load: LoadStreams) -> None:
+    def start(self, load: LoadStreams, readers: int = 1) -> None:
         """Starts the reader: one process of the host does, which the reader does not outlive.
+
+        Args:
+            load: Function that loads the streams.
+            readers: Number of processes that read the shards of a stream, where it has shards.
 
         Raises:
             DataError: The function cannot be pickled.
@@ -97,7 +102,7 @@ class HostReader:
             "isotrain.core.data.host_reader.reader_process:serve", VARIABLES
         )
         self._child.channel.send(
-            {"token": self._token, "processes": self._processes},
+            {"token": self._token, "processes": self._processes, "readers": readers},
             [np.frombuffer(pickled, np.uint8)],
         )
 
@@ -245,14 +250,15 @@ def _received(message: Message, stream_state: StreamState | None) -> GlobalBatch
 class SharedStream(BatchStream):
     """A stream that the reader of the host reads."""
 
-    def __init__(self, name: str, reader: HostReader) -> None:
+    def __init__(self, name: str, reader: HostReader, shards: ShardedSamples | None = None) -> None:
         """Reads nothing.
 
         Args:
             name: Name of the stream in the reader.
             reader: Reader of this host.
+            shards: The stream's shards, if it has any.
         """
-        super().__init__(_read_by_another)
+        super().__init__(_read_by_another, shards=shards)
         self._name = name
         self._reader = reader
 

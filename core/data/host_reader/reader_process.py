@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,13 +13,13 @@ import numpy as np
 
 from isotrain.core.data import sampler
 from isotrain.core.data.host_reader.host_reader import BATCHES_AHEAD, peer_pid, socket_address
+from isotrain.core.data.host_reader.shard_processes import ShardProcesses, error_text
 from isotrain.core.data.pytree import encode_tree, map_parts
 from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut, global_batches
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.workers.channel import Channel, ChannelClosedError
-from isotrain.core.errors import DataError
 from isotrain.core.system.process import poll_readable
 
 _RANK_VARIABLES = (
@@ -69,7 +68,7 @@ class _Reading:
         except StopIteration:
             self.has_ended = True
         except Exception as error:  # user code may raise anything
-            self.has_ended, self.error = True, _error_text(error)
+            self.has_ended, self.error = True, error_text(error)
 
     def forget(self, processes: int) -> None:
         """Drops the batches that no process will request any more."""
@@ -116,7 +115,8 @@ def serve(channel: Channel) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(socket_address(message.header["token"]))
     listener.listen()
-    _Server(channel, listener, message.header["processes"]).run(message.arrays[0].tobytes())
+    server = _Server(channel, listener, message.header["processes"])
+    server.run(message.arrays[0].tobytes(), message.header["readers"])
 
 
 class _Server:
@@ -131,12 +131,20 @@ class _Server:
         self._clients: dict[int, _Client] = {}
         self._readings: list[_Reading] = []
 
-    def run(self, pickled: bytes) -> None:
-        """Loads the streams by a pickled function, and serves until the parent's channel is closed."""
+    def run(self, pickled: bytes, readers: int) -> None:
+        """Loads the streams by a pickled function, and serves until the parent's channel is closed.
+
+        Args:
+            pickled: The function.
+            readers: Number of processes that read the shards of a stream.
+        """
         try:
             self._streams = pickle.loads(pickled)()  # noqa: S301 - by the process that started this one
+            for name, stream in self._streams.items():
+                if stream.shards is not None and (count := min(readers, stream.shards.shards)) > 1:
+                    stream.shards.readers = ShardProcesses(pickled, name, count)
         except Exception as error:  # user code may raise anything
-            self._load_error = _error_text(error)
+            self._load_error = error_text(error)
         while True:
             due = [reading for reading in self._readings if reading.is_due()]
             descriptors = [self._parent.fileno(), self._listener.fileno(), *self._clients]
@@ -183,7 +191,7 @@ class _Server:
         try:
             return {"length": len(stream), "notes": stream.notes}
         except Exception as error:  # user code may raise anything
-            return {"error": _error_text(error)}
+            return {"error": error_text(error)}
 
     def _join(self, client: _Client, header: Mapping[str, Any]) -> None:
         """Lets a process take part in the first such reading that is new to it, or in a new one."""
@@ -260,11 +268,3 @@ def _rows_of(replicas: int, local_replicas: Sequence[int]) -> Callable[[int], sl
         return slice(min(start for start, _ in rows), max(stop for _, stop in rows))
 
     return rows_of
-
-
-def _error_text(error: Exception) -> str:
-    """The message of an error of ours, or the traceback of another."""
-    if isinstance(error, DataError):
-        return str(error)
-    text = "".join(traceback.format_exception(error)).rstrip()
-    return f"data: the process that reads the stream raised {type(error).__name__}: {error}\n{text}"

@@ -98,13 +98,16 @@ _ADAPTERS: Mapping[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
 """Adapters by package and class of a data set."""
 
 
+def adapter_of(dataset: Any) -> Callable[[Any], Iterable[Any]] | None:
+    """The adapter of a data set's library; None where it needs none."""
+    names = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(dataset).__mro__]
+    return next((_ADAPTERS[name] for name in names if name in _ADAPTERS), None)
+
+
 def as_readable(dataset: Any) -> Any:
     """The data set with its state as `state_dict()`, where its library has another form of it."""
-    for kind in type(dataset).__mro__:
-        adapter = _ADAPTERS.get((kind.__module__.partition(".")[0], kind.__name__))
-        if adapter is not None:
-            return adapter(dataset)
-    return dataset
+    adapter = adapter_of(dataset)
+    return dataset if adapter is None else adapter(dataset)
 
 
 def is_iterable_dataset(value: Any) -> bool:

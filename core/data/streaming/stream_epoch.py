@@ -11,7 +11,7 @@ from typing import Any
 
 from isotrain.core.data.pytree import leaves
 from isotrain.core.data.streaming.rebatch import next_sample
-from isotrain.core.data.streaming.stream_state import StreamState, StreamStateHandler
+from isotrain.core.data.streaming.stream_state import StreamState, opened
 from isotrain.core.errors import DataError
 
 Change = Callable[[Any], Any]
@@ -102,17 +102,9 @@ class StreamEpoch:
     def _open(self, stream_state: StreamState | None) -> None:
         """Starts a reading, from the saved state if there is one."""
         self._source = self._read()
-        self._handler = StreamStateHandler.of(self._source)
-        self._load(stream_state)
-        items = iter(self._source)
-        if self._handler is None:
-            self._handler = StreamStateHandler.of(items)
-            self._load(stream_state)
+        state = None if stream_state is None else stream_state.state
+        items, self._handler = opened(self._source, state)
         self._batches = items if self._batched is None else self._batched(items)
-
-    def _load(self, stream_state: StreamState | None) -> None:
-        if stream_state is not None and self._handler is not None:
-            self._handler.load(stream_state.state)
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,27 @@ class StreamStateHandler:
         return to_json(self._read())
 
     def load(self, state: Any) -> None:
-        """Returns the stream to a state, given as JSON values."""
-        self._load(from_json(state))
+        """Returns the stream to a state, given as JSON values; None leaves it as it is."""
+        if state is not None:
+            self._load(from_json(state))
+
+
+def opened(source: Iterable[Any], state: Any) -> tuple[Iterator[Any], StreamStateHandler | None]:
+    """Starts a reading of a loader; returns its iterator, and the handler of its state if it has one.
+
+    Args:
+        source: A loader.
+        state: State to return to, as JSON values; None for the start.
+    """
+    handler = StreamStateHandler.of(source)
+    if handler is not None:
+        handler.load(state)
+        return iter(source), handler
+    items = iter(source)
+    handler = StreamStateHandler.of(items)
+    if handler is not None:
+        handler.load(state)
+    return items, handler
 
 
 def to_json(value: Any) -> Any:

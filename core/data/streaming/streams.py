@@ -14,6 +14,7 @@ from isotrain.core.data.arrays import as_array, as_inputs_and_targets
 from isotrain.core.data.collate import NO_SAMPLES, Collate, Collator
 from isotrain.core.data.pytree import leaves, map_tree
 from isotrain.core.data.streaming.sample_streams import batches_of, is_iterable_dataset
+from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.stream_epoch import (
     Batched,
     Change,
@@ -106,6 +107,7 @@ class BatchStream:
     Attributes:
         notes: Notes for the plan.
         read_count: Count of what was read of it here.
+        shards: Its shards, if it is read in several.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class BatchStream:
         samples: int | None = None,
         change: Change | None = None,
         collate: Collator | None = None,
+        shards: ShardedSamples | None = None,
     ) -> None:
         """Keeps the function that starts an epoch; reads nothing.
 
@@ -124,8 +127,10 @@ class BatchStream:
                 and kept if it is small.
             change: Function applied to each batch.
             collate: Function that makes a batch of a list of samples, if `read` gives samples one by one.
+            shards: What `read` reads, if it is in several shards.
         """
         self._read = read
+        self.shards = shards
         self._collate = collate
         self._change = change
         self._samples = samples
@@ -161,7 +166,7 @@ class BatchStream:
         """A stream of the same batches with `change` applied to each, after the present changes."""
         before = self._change
         both = change if before is None else lambda batch: change(before(batch))
-        return BatchStream(self._read, self._samples, both, self._collate)
+        return BatchStream(self._read, self._samples, both, self._collate, self.shards)
 
     def with_collate(self, collate: Collate) -> BatchStream:
         """A stream of the same samples, of which `collate` makes global batches.
@@ -172,7 +177,8 @@ class BatchStream:
         collator = self._collate
         if collator is None:
             raise DataError(NO_SAMPLES.format("the stream"))
-        return BatchStream(self._read, self._samples, self._change, collator.replaced(collate))
+        replaced = collator.replaced(collate)
+        return BatchStream(self._read, self._samples, self._change, replaced, self.shards)
 
     def _batched(self, size: int) -> Batched | None:
         """Function that makes batches of `size` samples, if the stream yields samples; else None."""

@@ -192,9 +192,19 @@ class DataLoaders:
         if isinstance(train, ShardedStream):
             return ["loader.workers: not used, as the training data shard themselves"]
         if isinstance(train, BatchStream):
-            return [
-                "loader: one process on each host reads the training data for all replicas there"
-            ]
+            shards = 1 if train.shards is None else train.shards.shards
+            count = min(settings.count, shards)
+            processes = (
+                f"{count} processes on each host read"
+                if count > 1
+                else ("one process on each host reads")
+            )
+            note = f"loader: {processes} the training data for all replicas there"
+            if settings.count > count:
+                note += (
+                    f", as they have {shards} shard{'s' * (shards > 1)}; see sample_stream(shards=)"
+                )
+            return [note]
         if isinstance(train, ArraySource) and train.in_memory and self._transform is None:
             return ["loader.workers: not used, as rows of arrays in memory are copied faster"]
         count, available = settings.count, cores()

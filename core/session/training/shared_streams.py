@@ -40,10 +40,13 @@ def share_streams(
     reader = HostReader(token, len(local), **limits)
     if context.rank == local[0]:
         others = dict.fromkeys(type(spec).model_fields.keys() - _FIELDS)
-        reader.start(functools.partial(load_streams, spec.model_copy(update=others)))
+        load = functools.partial(load_streams, spec.model_copy(update=others))
+        reader.start(load, spec.loader.workers)
 
     def shared(name: str, source: Any) -> Any:
-        return SharedStream(name, reader) if isinstance(source, BatchStream) else source
+        if not isinstance(source, BatchStream):
+            return source
+        return SharedStream(name, reader, source.shards)
 
     sets = {name: shared(f"validation {name}", part) for name, part in data.validation_sets.items()}
     train, validation = shared("train", data.train), shared("validation", data.validation)

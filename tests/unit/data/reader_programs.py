@@ -10,13 +10,15 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
 from unit.data.stream_samples import loader
 
 from isotrain.core.data.arrays import InputsAndTargets
 from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
-from isotrain.core.data.sources import stream
+from isotrain.core.data.sources import sample_stream, stream
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.workers.channel import Channel
 from isotrain.core.errors import DataError
@@ -93,6 +95,87 @@ def starter_of_stuck(channel: Channel) -> None:
         pid = int(file.read_text())
     channel.send({"pid": pid})
     channel.receive()
+
+
+class Counting:
+    """Numbers of a shard, which has a state; from 100 times its index on."""
+
+    def __init__(self, shard: int, count: int) -> None:
+        self.first, self.count, self.done, self.resumed = 100 * shard, count, 0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.resumed = state["done"]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.done, self.resumed = self.resumed, 0
+        while self.done < self.count:
+            self.done += 1
+            number = self.first + self.done - 1
+            yield np.full(2000, number, np.float32), np.array(number)
+
+
+COUNTS = (40, 7, 30)
+
+
+def counted_shard(shard: int, shards: int) -> Any:
+    """A shard of uneven length."""
+    assert shards == len(COUNTS)
+    return iter(Counting(shard, COUNTS[shard]))
+
+
+class CountedShards(IterableDataset):
+    """The same numbers, as a data set that asks for its shard and has a state."""
+
+    def __init__(self, *, asks: bool = True) -> None:
+        self.asks = asks
+        self.numbers: Counting | None = None
+        self.state: dict[str, int] | None = None
+
+    def state_dict(self) -> dict[str, int]:
+        assert self.numbers is not None
+        return self.numbers.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+    def __iter__(self) -> Iterator[Any]:
+        shard = get_worker_info().id if self.asks else 0
+        self.numbers = Counting(shard, COUNTS[shard])
+        if self.state is not None:
+            self.numbers.load_state_dict(self.state)
+            self.state = None
+        yield from self.numbers
+
+
+def counted(kind: str) -> dict[str, BatchStream]:
+    """A stream in three shards."""
+    data = {
+        "function": lambda: counted_shard,
+        "asking": CountedShards,
+        "deaf": lambda: CountedShards(asks=False),
+        "killed": lambda: killed_shard,
+        "raising": lambda: raising_shard,
+    }[kind]()
+    return {"train": sample_stream(data, samples=sum(COUNTS), shards=len(COUNTS))}
+
+
+def killed_shard(shard: int, shards: int) -> Iterator[Any]:
+    """Ends its process after some samples of shard 1."""
+    for number, sample in enumerate(Counting(shard, COUNTS[shard])):
+        yield sample
+        if shard == 1 and number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raising_shard(shard: int, shards: int) -> Iterator[Any]:
+    """Raises after some samples of shard 1."""
+    for number, sample in enumerate(Counting(shard, COUNTS[shard])):
+        yield sample
+        if shard == 1 and number == 5:
+            raise RuntimeError("a broken shard")
 
 
 def ranks() -> Iterator[InputsAndTargets]:

@@ -18,6 +18,8 @@ from unit.data import reader_programs
 from unit.data.stream_samples import INPUTS, kept, loader
 
 from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
+from isotrain.core.data.sources import sample_stream
+from isotrain.core.data.streaming.stream_state import from_json
 from isotrain.core.data.workers.child_process import ChildProcess
 from isotrain.core.errors import DataError, PeerLostError
 
@@ -29,11 +31,13 @@ def connect() -> Iterator[Connect]:
     """Starts a reader, and gives the streams of so many "processes" of its host."""
     readers: list[HostReader] = []
 
-    def connect(load: Callable[[], Any], processes: int = 1) -> list[SharedStream]:
+    def connect(
+        load: Callable[[], Any], processes: int = 1, shard_processes: int = 1
+    ) -> list[SharedStream]:
         token = secrets.token_hex(8)
         limits = {"start_seconds": 60.0, "timeout": 300.0}
         made = [HostReader(token, processes, **limits) for _ in range(processes)]
-        made[0].start(load)
+        made[0].start(load, shard_processes)
         readers.extend(made)
         return [SharedStream("train", each) for each in made]
 
@@ -210,3 +214,82 @@ def test_data_that_cannot_be_pickled_are_refused(connect: Connect) -> None:
     lock = threading.Lock()
     with pytest.raises(DataError, match="Give a function that makes the data"):
         connect(lambda: lock)
+
+
+def numbers_of(batches: Any) -> list[int]:
+    return [n for batch in batches for local in batch.slices for p in local for n in targets(p)]
+
+
+def targets(part: Any) -> list[int]:
+    rows: list[int] = part.targets.tolist()[: part.count]
+    assert part.inputs[: part.count, -1].tolist() == rows
+    return rows
+
+
+def in_turn() -> list[int]:
+    """One number of each shard in turn, without those that have ended."""
+    shards = [list(range(100 * i, 100 * i + n)) for i, n in enumerate(reader_programs.COUNTS)]
+    return [shard[row] for row in range(40) for shard in shards if row < len(shard)]
+
+
+SHARDED = {"global_batch_size": 9, "state_seconds": 0.0}
+
+
+@pytest.mark.parametrize("kind", ["function", "asking"])
+@pytest.mark.parametrize(("processes", "shard_processes"), [(1, 1), (1, 2), (2, 3), (1, 5)])
+def test_samples_of_shards_come_in_turn_by_any_number_of_readers(
+    connect: Connect, kind: str, processes: int, shard_processes: int
+) -> None:
+    load = functools.partial(reader_programs.counted, kind)
+    streams = connect(load, processes, shard_processes)
+    shared = together(
+        [
+            functools.partial(batches_of, each, replica, processes, **SHARDED)
+            for replica, each in enumerate(streams)
+        ]
+    )
+    joined = [numbers_of(batches) for batches in zip(*shared, strict=True)]
+    assert [n for batch in joined for n in batch] == in_turn() * 2
+    (here,) = load().values()
+    assert numbers_of(batches_of(here, 0, 1, **SHARDED)) == in_turn() * 2
+
+
+@pytest.mark.parametrize("step", [4, 8, 13])
+def test_shards_resume_by_their_states_with_another_number_of_readers(
+    connect: Connect, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("isotrain.core.data.streaming.shards._STATE_SECONDS", 0.0)
+    load = functools.partial(reader_programs.counted, "asking")
+    (here,) = load().values()
+    whole = batches_of(here, 0, 1, **SHARDED)
+    state = kept(whole[step - 1].stream_state)
+    assert state is not None
+    assert state.epoch == (step - 1) // 9
+    assert max(since for _, since in from_json(state.state)["starts"]) <= 16
+    (stream,) = connect(load, shard_processes=2)
+    rest = batches_of(stream, 0, 1, start=(step, state), **SHARDED)
+    assert numbers_of(rest) == numbers_of(whole[step:])
+    other = sample_stream(lambda shard, shards: iter(range(9)), samples=77, shards=2)
+    with pytest.raises(DataError, match="3 shards when the checkpoint was saved, and now in 2"):
+        batches_of(other, 0, 1, start=(step, state), **SHARDED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [
+        ("killed", "the process that reads shard 1 of the stream was ended by SIGKILL"),
+        ("raising", r"raised RuntimeError: a broken shard\n(.*\n)+.*in raising_shard"),
+        ("deaf", "CountedShards does not ask torch's get_worker_info for its shard"),
+    ],
+)
+def test_the_failure_of_a_reader_of_shards_is_told(connect: Connect, kind: str, end: str) -> None:
+    (stream,) = connect(functools.partial(reader_programs.counted, kind), shard_processes=3)
+    with pytest.raises(DataError, match=end):
+        batches_of(stream, 0, 1, **SHARDED)
+
+
+def test_streams_that_cannot_be_told_a_shard_are_refused() -> None:
+    with pytest.raises(DataError, match="list cannot be told a shard"):
+        sample_stream([1, 2], shards=2)
+    with pytest.raises(DataError, match="shards: expected at least 1, received 0"):
+        sample_stream(reader_programs.counted_shard, shards=0)

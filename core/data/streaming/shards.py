@@ -1,0 +1,286 @@
+"""Shards of a stream: they are read side by side, and their samples come in turn, whoever reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+from isotrain.core.data.streaming.sample_streams import (
+    HuggingFaceStream,
+    adapter_of,
+    is_iterable_dataset,
+)
+from isotrain.core.data.streaming.stream_state import opened
+from isotrain.core.errors import DataError
+
+_CHUNK = 16
+_STATE_SECONDS = 1.0
+_END = object()
+_NO_SHARDS = (
+    "sources.sample_stream: shards: {} cannot be told a shard. Give a function of (shard, shards) that"
+    " returns an iterator over the samples of a shard; an `IterableDataset` of Hugging Face, or one that uses"
+    " torch's get_worker_info, as WebDataset does; or leave out `shards`."
+)
+
+ShardStart = tuple[Any, int]
+"""State of a shard as JSON values, or None for the start of its next epoch; samples to leave out after it."""
+
+
+class Chunk(NamedTuple):
+    """Samples of a shard that follow each other.
+
+    Attributes:
+        samples: The samples.
+        is_last: Whether the shard has no more of them in this epoch.
+        state: The shard's state before them, as JSON values; None where none was due.
+    """
+
+    samples: Sequence[Any]
+    is_last: bool
+    state: Any
+
+
+class ShardReader:
+    """Reading of one shard in chunks, with its state at most once a second."""
+
+    def __init__(self, shard: Iterable[Any]) -> None:
+        self._shard = shard
+
+    def begin(self, state: Any, skipped: int) -> None:
+        """Starts the next epoch of the shard, or continues from a `ShardStart`."""
+        self._samples, self._handler = opened(self._shard, state)
+        for _ in islice(self._samples, skipped):
+            pass
+        self._has_given = False
+        self._state_time: float | None = None
+
+    def chunk(self) -> Chunk:
+        """The next samples; at first one alone, since states are taken between samples."""
+        state = self._state() if self._has_given else None
+        size = _CHUNK if self._has_given else 1
+        samples = list(islice(self._samples, size))
+        self._has_given = True
+        return Chunk(samples, len(samples) < size, state)
+
+    def _state(self) -> Any:
+        now = time.monotonic()
+        is_due = self._state_time is None or now - self._state_time >= _STATE_SECONDS
+        if self._handler is None or not is_due:
+            return None
+        self._state_time = now
+        try:
+            return self._handler.state()
+        except DataError as error:
+            self._handler = None
+            warnings.warn(str(error), stacklevel=2)
+            return None
+
+
+class ShardReaders(Protocol):
+    """Readers of all shards of a stream."""
+
+    def begin(self, starts: Sequence[ShardStart]) -> None:
+        """Starts an epoch of all shards, in their order."""
+
+    def chunk(self, shard: int) -> Chunk:
+        """The next samples of a shard that has not ended."""
+
+
+class _LocalReaders:
+    """Readers of all shards in this process."""
+
+    def __init__(self, samples: ShardedSamples) -> None:
+        self._readers = [samples.reader(shard) for shard in range(samples.shards)]
+
+    def begin(self, starts: Sequence[ShardStart]) -> None:
+        for reader, start in zip(self._readers, starts, strict=True):
+            reader.begin(*start)
+
+    def chunk(self, shard: int) -> Chunk:
+        return self._readers[shard].chunk()
+
+
+@dataclass
+class _Progress:
+    """Progress in a shard: samples that were read ahead, and the last state with the samples since."""
+
+    state: Any
+    since: int
+    samples: deque[Any] = field(default_factory=deque)
+    is_last: bool = False
+
+    def add(self, chunk: Chunk) -> None:
+        self.samples.extend(chunk.samples)
+        self.is_last = chunk.is_last
+        if chunk.state is not None:
+            self.state, self.since = chunk.state, 0
+
+
+class ShardedSamples:
+    """Samples of a data set's shards in turn: one of each, without those that have ended.
+
+    The order depends on the number of shards, never on how many processes read them.
+
+    Attributes:
+        shards: Number of shards.
+        readers: Readers of the shards; None: this process reads them.
+    """
+
+    def __init__(self, dataset: Any, shards: int) -> None:
+        """Reads nothing.
+
+        Raises:
+            DataError: The data set cannot be told a shard, or has not so many of them.
+        """
+        if shards < 1:
+            raise DataError(
+                f"sources.sample_stream: shards: expected at least 1, received {shards}."
+            )
+        self._dataset = dataset
+        self._make_shard = _shards_of(dataset, shards)
+        self.shards = shards
+        self.readers: ShardReaders | None = None
+        self._progress: list[_Progress] = []
+        self._turn: deque[int] = deque()
+        self._loaded: Mapping[str, Any] | None = None
+
+    def reader(self, shard: int) -> ShardReader:
+        """A reader of one shard."""
+        return ShardReader(self._make_shard(shard))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Starts the next epoch, or goes on with that of a loaded state."""
+        if self.readers is None:
+            self.readers = _LocalReaders(self)
+        loaded, self._loaded = self._loaded, None
+        starts = [(None, 0)] * self.shards if loaded is None else loaded["starts"]
+        self._turn = deque(range(self.shards) if loaded is None else loaded["turn"])
+        self._progress = [_Progress(*start) for start in starts]
+        self.readers.begin(starts)
+        return self._samples(self.readers)
+
+    def _samples(self, readers: ShardReaders) -> Iterator[Any]:
+        while self._turn:
+            shard = self._turn[0]
+            progress = self._progress[shard]
+            if not progress.samples and progress.is_last:
+                self._turn.popleft()
+            elif not progress.samples:
+                progress.add(readers.chunk(shard))
+            else:
+                progress.since += 1
+                self._turn.rotate(-1)
+                yield progress.samples.popleft()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The shards in turn, and the position in each; None if a shard has no state."""
+        if any(each.state is None for each in self._progress):
+            return None
+        starts = [(each.state, each.since) for each in self._progress]
+        return {"starts": starts, "turn": list(self._turn)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration go on from a state.
+
+        Raises:
+            DataError: It is of another number of shards.
+        """
+        if len(state["starts"]) != self.shards:
+            raise DataError(
+                f"data: the stream was read in {len(state['starts'])} shards when the checkpoint was saved,"
+                f" and now in {self.shards}, which is another order. Give sample_stream as many shards as"
+                " before."
+            )
+        self._loaded = state
+
+
+def _shards_of(dataset: Any, shards: int) -> Callable[[int], Iterable[Any]]:
+    """A function that makes a shard by its index."""
+    if callable(dataset) and not hasattr(dataset, "__iter__"):
+        return lambda shard: _FunctionShard(dataset, shard, shards)
+    adapter = adapter_of(dataset)
+    if adapter is HuggingFaceStream:
+        if dataset.num_shards < shards:
+            raise DataError(
+                f"sources.sample_stream: shards={shards}, and the data set has {dataset.num_shards}. Give at"
+                " most as many."
+            )
+        return lambda shard: HuggingFaceStream(dataset.shard(num_shards=shards, index=shard))
+    if adapter is None and is_iterable_dataset(dataset):
+        return lambda shard: _WorkerShard(copy.deepcopy(dataset), shard, shards)
+    raise DataError(_NO_SHARDS.format(type(dataset).__name__))
+
+
+@dataclass(frozen=True)
+class _FunctionShard:
+    """A shard whose samples a function returns in every epoch."""
+
+    function: Callable[[int, int], Iterable[Any]]
+    shard: int
+    shards: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.function(self.shard, self.shards))
+
+
+class _WorkerShard:
+    """A shard of an `IterableDataset` that takes it from torch's `get_worker_info`."""
+
+    def __init__(self, dataset: Any, shard: int, shards: int) -> None:
+        self._dataset = dataset
+        self._info = _WorkerInfo(shard, shards, dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._info.set():
+            samples = iter(self._dataset)
+        while True:
+            with self._info.set():
+                sample = next(samples, _END)
+            if not self._info.was_read and self._info.num_workers > 1:
+                raise DataError(
+                    f"data: {type(self._dataset).__name__} does not ask torch's get_worker_info for its"
+                    " shard, so every shard would have all samples. Leave out `shards`, or take every"
+                    " `info.num_workers`-th file from `info.id` on."
+                )
+            if sample is _END:
+                return
+            yield sample
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of the data set's state."""
+        return getattr(self._dataset, name)
+
+
+class _WorkerInfo:
+    """Result of torch's `get_worker_info` in a shard, which notes whether it was read."""
+
+    def __init__(self, shard: int, shards: int, dataset: Any) -> None:
+        self._id = shard
+        self.num_workers = shards
+        self.seed = 0
+        self.dataset = dataset
+        self.was_read = False
+
+    @property
+    def id(self) -> int:
+        """Index of the shard."""
+        self.was_read = True
+        return self._id
+
+    @contextlib.contextmanager
+    def set(self) -> Iterator[None]:
+        """Context in which `get_worker_info` returns this."""
+        worker: Any = sys.modules["torch.utils.data._utils.worker"]
+        before, worker._worker_info = worker._worker_info, self
+        try:
+            yield
+        finally:
+            worker._worker_info = before
