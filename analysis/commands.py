@@ -169,6 +169,12 @@ def check(options: argparse.Namespace) -> ExitCode | None:
 
 def parity(options: argparse.Namespace) -> ExitCode:
     """Runs `isotrain parity` and prints its results; the exit code gives the verdict."""
+    if options.other is not None:
+        from isotrain.analysis.program_trace.commands import compare_traces
+
+        return compare_traces(options)
+    if not options.backend:
+        raise PlanError("parity: expected --backend, at least two; or two folders of traces.")
     from isotrain.analysis.parity import check
 
     result = check.parity(

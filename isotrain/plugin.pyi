@@ -99,6 +99,7 @@ from isotrain.core.contracts.process import ProcessContext as ProcessContext
 from isotrain.core.contracts.process import ProcessInfo as ProcessInfo
 from isotrain.core.contracts.process import Role as Role
 from isotrain.core.contracts.process import ServerConnection as ServerConnection
+from isotrain.core.contracts.program_recorder import ProgramRecorder as ProgramRecorder
 from isotrain.core.contracts.state import ALL_STATE as ALL_STATE
 from isotrain.core.contracts.state import MODEL_STATE as MODEL_STATE
 from isotrain.core.contracts.state import ExportForm as ExportForm

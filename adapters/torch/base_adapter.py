@@ -46,6 +46,7 @@ class TorchAdapter(TcpParameterServer):
     draws_per_sample = True
     has_per_replica_state = True
     optimizer_state_names = TorchOptimizerStateNames()
+    program_hooks = "isotrain.adapters.torch.program_hooks:install"
 
     @abstractmethod
     def connect(self, backend_config: BackendConfig, context: ProcessContext) -> Communicator:

@@ -4,12 +4,14 @@ The heart of a fingerprint is a count sketch: every element is added, with a ran
 buckets (M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002). Buckets
 and signs depend on the tensor's size alone, so the map is linear, and like the projections of W. Johnson and
 J. Lindenstrauss ("Extensions of Lipschitz mappings into a Hilbert space", 1984) it keeps lengths: the
-squared length of the sketch of a difference is the squared length of the difference, on average, with a
-relative standard deviation of at most sqrt(2 / BUCKETS), which is 25 %.
+squared length of the sketch of a difference is the squared length of the difference, on average. Its
+relative standard deviation is sqrt(2 / BUCKETS), 25 %, where the difference is spread over the buckets. These
+go round with the position, which is quick, and their number is a prime, so that no axis stays in one of them.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-BUCKETS = 32
+BUCKETS = 31
 SAMPLES = 16
 WHOLE = 64
 """Largest number of elements of a tensor that is its own sketch."""
-_CHUNK = 1 << 20
-_SIGN, _BUCKET = 0x80, BUCKETS - 1
+_CHUNK = BUCKETS << 15
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,22 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
 
 
 def _sketch(flat: np.ndarray) -> np.ndarray:
-    """The signed bucket sums of a float64 vector, shape [BUCKETS]; PCG64 draws buckets and signs."""
-    generator = np.random.Generator(np.random.PCG64(flat.size))
+    """Signed sums of a float64 vector, shape [BUCKETS], over positions that are equal modulo BUCKETS."""
     sums = np.zeros(BUCKETS)
-    for start in range(0, flat.size, _CHUNK):
-        part = flat[start : start + _CHUNK]
-        drawn = np.frombuffer(generator.bytes(part.size), np.uint8)
-        signed = np.where(drawn & _SIGN, -part, part)
-        sums += np.bincount(drawn & _BUCKET, weights=signed, minlength=BUCKETS)
+    for start, signs in zip(range(0, flat.size, _CHUNK), _signs(flat.size), strict=True):
+        signed = flat[start : start + _CHUNK] * signs
+        whole = signed.size - signed.size % BUCKETS
+        sums += signed[:whole].reshape(-1, BUCKETS).sum(axis=0)
+        sums[: signed.size - whole] += signed[whole:]
     return sums
+
+
+@functools.lru_cache(maxsize=256)
+def _signs(size: int) -> list[np.ndarray]:
+    """The signs of a vector's elements, int8, by chunk; PCG64 draws them."""
+    generator = np.random.Generator(np.random.PCG64(size))
+    lengths = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
+    return [2 * generator.integers(2, size=length, dtype=np.int8) - 1 for length in lengths]
 
 
 def _positions(size: int) -> np.ndarray:

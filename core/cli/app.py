@@ -10,7 +10,7 @@ from isotrain.core.cli.command import Command
 from isotrain.core.cli.commands.checkpoint import add_checkpoint
 from isotrain.core.cli.commands.compare import COMPARE, REPORT
 from isotrain.core.cli.commands.completion import COMPLETION
-from isotrain.core.cli.commands.diagnose import CHECK, PARITY
+from isotrain.core.cli.commands.diagnose import CHECK, PARITY, TRACE
 from isotrain.core.cli.commands.find import FIND
 from isotrain.core.cli.commands.init import INIT
 from isotrain.core.cli.commands.launchers import CLUSTER_INFO, LAUNCHERS
@@ -33,7 +33,7 @@ examples:
 _CHECKPOINT = "checkpoint", "show, compare, verify, export and prune checkpoints", add_checkpoint
 _GROUPS: Mapping[str, Sequence[Command | tuple[str, str, Callable[[Any], None]]]] = {
     "train": (INIT, RUN, RESUME, PLAN),
-    "check and compare": (CHECK, COMPARE, REPORT, PARITY, FIND),
+    "check and compare": (CHECK, COMPARE, REPORT, PARITY, TRACE, FIND),
     "use what was trained": (PREDICT, EVALUATE, EXPORT, _CHECKPOINT),
     "look at runs and this machine": (
         *(RUNS, LOGS, BACKENDS, STRATEGIES, LAUNCHERS, DOCTOR, CLUSTER_INFO, PLUGINS),

@@ -57,9 +57,14 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
 def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
     add_spec_arguments(command)
     command.add_argument(
+        "other",
+        nargs="?",
+        metavar="TRACE",
+        help="with a trace in place of SPEC: the trace to compare with it, both of `isotrain trace`",
+    )
+    command.add_argument(
         "-b",
         "--backend",
-        required=True,
         action="append",
         metavar="NAME[:COLLECTIVE]",
         help="backend to run on; repeat it: the first is the reference",
@@ -97,6 +102,25 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_trace_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--output", metavar="DIR", help="folder of the trace (default: a new one in this folder)"
+    )
+    command.add_argument(
+        "--steps",
+        type=positive_int,
+        default=20,
+        metavar="N",
+        help="number of steps of each optimizer to record (default: 20)",
+    )
+    command.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="-- PROGRAM",
+        help="the program and its arguments, such as: torchrun --nproc-per-node 2 train.py",
+    )
+
+
 CHECK = Command(
     "check",
     "warn of what makes results differ",
@@ -123,7 +147,22 @@ examples:
   isotrain parity digits.yaml --backend {backend} --backend {other} --replicas 1,2 --steps 20
   isotrain parity digits.yaml --backend {backend} --replicas 2 \\
       --strategy data-parallel --strategy hierarchical
-  isotrain parity native.yaml --backend {backend} --backend {other} --map names.yaml --output parity""",
+  isotrain parity native.yaml --backend {backend} --backend {other} --map names.yaml --output parity
+  isotrain parity one two                                        of `isotrain trace`""",
     add_arguments=_add_parity_arguments,
     module="isotrain.analysis.commands",
+)
+TRACE = Command(
+    "trace",
+    "record how a training program of your own trains",
+    "Runs a program and records, for each process and step, a hash of its samples, losses, fingerprints of\n"
+    "gradients, weights and optimizer state, the optimizer's options, clipping and collectives. The program\n"
+    "stays as it is. `isotrain parity A B` then says where two programs part, and why.",
+    """\
+examples:
+  isotrain trace --output one -- python train.py
+  isotrain trace --output two -- torchrun --nproc-per-node 2 train_ddp.py
+  isotrain parity one two""",
+    add_arguments=_add_trace_arguments,
+    module="isotrain.analysis.program_trace.commands",
 )

@@ -58,6 +58,8 @@ class Adapter(ABC):
             `probe_objective`, `probe_step_objective` and `digits_model`), for backends that train no portable
             models.
         optimizer_state_names: Optimizer state names of its native models, to resume in another framework.
+        program_hooks: Import string of a function that hooks the framework in a program of others, and
+            tells a `ProgramRecorder` what it does; None: `isotrain trace` does not see the framework.
     """
 
     name: ClassVar[str]
@@ -81,6 +83,7 @@ class Adapter(ABC):
     exports: ClassVar[frozenset[ExportForm]] = frozenset()
     conformance_models: ClassVar[str | None] = None
     optimizer_state_names: ClassVar[OptimizerStateNames | None] = None
+    program_hooks: ClassVar[str | None] = None
 
     @abstractmethod
     def availability(self) -> Availability:

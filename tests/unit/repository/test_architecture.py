@@ -281,7 +281,10 @@ NAMED = re.compile(
 """A module, and perhaps something in it."""
 NAMED_FROM_BELOW = {
     "core/cli/commands/compare.py": {"isotrain.analysis.commands"},
-    "core/cli/commands/diagnose.py": {"isotrain.analysis.commands"},
+    "core/cli/commands/diagnose.py": {
+        "isotrain.analysis.commands",
+        "isotrain.analysis.program_trace.commands",
+    },
     "core/cli/commands/find.py": {"isotrain.analysis.find.commands"},
     "core/cli/commands/plugins.py": {"isotrain.testing.commands"},
     "core/cli/internal_work.py": {

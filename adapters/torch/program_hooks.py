@@ -1,0 +1,280 @@
+"""Hooks in torch that record a program which is not isotrain's: passes, steps, clipping, collectives.
+
+Nothing that the program computes is changed. Gradients are those that the optimizer gets.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from isotrain.plugin import ProgramRecorder
+
+_COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+)
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+
+
+def install(recorder: ProgramRecorder) -> None:
+    """Hooks modules, optimizers, clipping, losses and collectives of this process."""
+    hooks = _Hooks(recorder)
+    module = torch.nn.modules.module
+    module.register_module_forward_pre_hook(hooks.enter)
+    module.register_module_forward_hook(hooks.leave, with_kwargs=True, always_call=True)
+    optimizer = importlib.import_module("torch.optim.optimizer")
+    optimizer.register_optimizer_step_pre_hook(hooks.before_step)
+    optimizer.register_optimizer_step_post_hook(hooks.after_step)
+    _call_before(torch.Tensor, "backward", hooks.backward)
+    _call_before(nn.functional, "cross_entropy", hooks.cross_entropy)
+    _call_before(torch.amp.GradScaler, "unscale_", lambda *args, **kwargs: hooks.note("unscale"))
+    for owner in (nn.utils, nn.utils.clip_grad):
+        _call_after(owner, "clip_grad_norm_", hooks.clipped)
+    if torch.distributed.is_available():
+        for name in _COLLECTIVES:
+            _call_before(torch.distributed, name, functools.partial(hooks.collective, name))
+
+
+def _call_before(owner: Any, name: str, hook: Callable[..., None]) -> None:
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        hook(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _call_after(owner: Any, name: str, hook: Callable[..., None]) -> None:
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        hook(result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+class _Hooks:
+    """The functions that torch calls, with the models and optimizers that they have seen so far."""
+
+    def __init__(self, recorder: ProgramRecorder) -> None:
+        self._recorder = recorder
+        self._depth = 0
+        self._models: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._facts: dict[str, Any] = {}
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Records an event."""
+        if self._recorder.is_recording:
+            self._recorder.event(kind, **facts)
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        """Counts how deep the calls of modules are."""
+        self._depth += 1
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        """Records a forward pass of an outermost module: its samples and its mode."""
+        self._depth = max(0, self._depth - 1)
+        if self._depth or not self._recorder.is_recording:
+            return
+        if next(module.parameters(), None) is None:  # a loss, for example
+            return
+        if module not in self._models:
+            self._models[module] = None
+        arrays = [_array(tensor) for tensor in _tensors((args, kwargs)) if tensor.dim()]
+        layers = list(module.modules())
+        self._recorder.event(
+            "forward",
+            rows=self._recorder.rows(arrays) if arrays else [],
+            training=module.training,
+            gradients=torch.is_grad_enabled(),
+            dropout=any(isinstance(layer, _DROPOUT) and layer.p > 0 for layer in layers),
+            batch_norm=any(isinstance(layer, _BATCH_NORM) for layer in layers),
+            autocast=torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"),
+            wrapper=type(module).__name__,
+            random={"torch": zlib.crc32(torch.get_rng_state().numpy())},
+        )
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Records the loss that is differentiated."""
+        if loss.numel() == 1:
+            self.note("backward", loss=float(loss.detach()))
+
+    def cross_entropy(
+        self,
+        input: torch.Tensor,
+        target: torch.Tensor,
+        weight: Any = None,
+        size_average: Any = None,
+        ignore_index: int = -100,
+        reduce: Any = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        """Records over how many targets a cross-entropy is taken."""
+        is_class = not target.is_floating_point()
+        count = int((target != ignore_index).sum()) if is_class else target[:, 0].numel()
+        self.note(
+            "loss",
+            targets=count,
+            ignored=target.numel() - count if is_class else 0,
+            reduction=reduction,
+        )
+
+    def clipped(
+        self, norm: Any, parameters: Any, max_norm: float, *args: Any, **kwargs: Any
+    ) -> None:
+        """Records the norm before clipping, and its limit."""
+        self.note("clip", norm=float(norm), limit=float(max_norm))
+
+    def collective(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Records a call of `torch.distributed`: its operation, and its first tensor's size and norm."""
+        tensor = next(_tensors((args, kwargs)), None)
+        if tensor is not None and self._recorder.is_recording:
+            op = kwargs.get("op", args[1] if len(args) > 1 else "")
+            norm = float(tensor.detach().double().norm()) if tensor.is_floating_point() else None
+            self._recorder.event(
+                "collective", name=name, op=str(op), size=tensor.numel(), norm=norm
+            )
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Reads gradients, options and, before the first step, weights."""
+        if not self._recorder.is_recording:
+            return
+        named = self._named_parameters(optimizer)
+        gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
+        self._facts |= {  # of the innermost step: that of a wrapper sees gradients before the exchange
+            "gradient": self._prints(gradients),
+            "groups": _groups(optimizer, named),
+            "random": {
+                "numpy": zlib.crc32(repr(np.random.get_state()).encode()),
+                "python": zlib.crc32(repr(random.getstate()).encode()),
+            },
+        }
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = len(self._optimizers)
+            self._facts["initial"] = self._prints(named)
+            self._facts["untrained"] = sorted(set(self._model_parameters().values()) - set(named))
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                self._recorder.set_rank(
+                    torch.distributed.get_rank(), torch.distributed.get_world_size()
+                )
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Reads weights and state, and ends the record of the step."""
+        if not self._facts:
+            return
+        named = self._named_parameters(optimizer)
+        state = {
+            f"{name}/{key}": value
+            for name, parameter in named.items()
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, torch.Tensor)
+        }
+        buffers = {
+            _plain(name): buffer for model in self._models for name, buffer in model.named_buffers()
+        }
+        self._recorder.step(
+            self._optimizers[optimizer],
+            {
+                **self._facts,
+                "weight": self._prints(named),
+                "optimizer_state": self._prints(state),
+                "state": self._prints(buffers),
+            },
+        )
+        self._facts = {}
+
+    def _model_parameters(self) -> dict[int, str]:
+        """Names of the parameters of all models that were called, by identity."""
+        return {
+            id(parameter): _plain(name)
+            for model in self._models
+            for name, parameter in model.named_parameters()
+        }
+
+    def _named_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """The optimizer's parameters by their names in the models, or by their place in the optimizer."""
+        names = self._model_parameters()
+        return {
+            names.get(id(parameter), f"group{g}.{i}"): parameter
+            for g, group in enumerate(optimizer.param_groups)
+            for i, parameter in enumerate(group["params"])
+        }
+
+    def _prints(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
+        return self._recorder.fingerprints({name: _array(t) for name, t in tensors.items()})
+
+
+def _groups(
+    optimizer: torch.optim.Optimizer, named: Mapping[str, torch.Tensor]
+) -> list[dict[str, Any]]:
+    """The options of each parameter group, and the names of its parameters."""
+    names = {id(parameter): name for name, parameter in named.items()}
+    return [
+        {
+            "optimizer": type(optimizer).__name__,
+            "dtype": str(group["params"][0].dtype).removeprefix("torch."),
+            "names": [names[id(parameter)] for parameter in group["params"]],
+            "options": {
+                key: value.item() if isinstance(value, torch.Tensor) else value
+                for key, value in group.items()
+                if key not in ("params", "initial_lr", "param_names")
+            },
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without those of wrappers such as DDP."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
+    return name
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested dicts, lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _tensors(value)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """A NumPy view or copy, of the tensor's shape; 16-bit floats as float32."""
+    tensor = tensor.detach()
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor = tensor.float()
+    return (
+        tensor.to_dense().cpu().numpy() if tensor.layout != torch.strided else tensor.cpu().numpy()
+    )

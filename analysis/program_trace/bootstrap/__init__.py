@@ -1,0 +1,1 @@
+"""Start of `isotrain trace` inside a program."""

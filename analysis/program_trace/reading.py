@@ -1,0 +1,172 @@
+"""Reads the trace of a program: the steps of all its processes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from isotrain.analysis.parity.tensor_sketch import Fingerprint, from_list
+from isotrain.core.errors import IsotrainError
+
+Tensors = Mapping[str, Fingerprint]
+"""Fingerprints by the parameter's name in its model."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an optimizer in one process.
+
+    Attributes:
+        events: What happened since the step before, in order: `forward`, `loss`, `backward`, `clip`,
+            `unscale` and `collective`, each with its facts.
+        gradient: Gradients that the optimizer got.
+        groups: Parameter groups: type of the optimizer, dtype, names of parameters, options.
+        random: Hash of the state of random generators, by library.
+        weight: Weights after the step.
+        optimizer_state: Optimizer state after the step, by `PARAMETER/NAME`.
+        state: Buffers after the step.
+        initial: Weights before the optimizer's first step; else empty.
+        untrained: Parameters of the models that are not in the optimizer, at its first step.
+    """
+
+    events: Sequence[Mapping[str, Any]]
+    gradient: Tensors
+    groups: Sequence[Mapping[str, Any]]
+    random: Mapping[str, int]
+    weight: Tensors
+    optimizer_state: Tensors
+    state: Tensors
+    initial: Tensors = field(default_factory=dict)
+    untrained: Sequence[str] = ()
+
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
+        """The events of a kind."""
+        return [event for event in self.events if event["event"] == kind]
+
+    def passes(self, training: bool = True) -> list[Mapping[str, Any]]:
+        """The forward passes with gradients, or those without."""
+        return [event for event in self.of_kind("forward") if event["gradients"] == training]
+
+    @property
+    def options(self) -> dict[str, Mapping[str, Any]]:
+        """The optimizer's options for each parameter."""
+        return {name: group["options"] for group in self.groups for name in group["names"]}
+
+
+@dataclass(frozen=True)
+class GlobalStep:
+    """A step of an optimizer in all processes, by rank.
+
+    Attributes:
+        optimizer: Index of the optimizer.
+        index: Index of the step, from 0.
+        ranks: The step in each process.
+    """
+
+    optimizer: int
+    index: int
+    ranks: Sequence[Step]
+
+    @property
+    def first(self) -> Step:
+        """The step of rank 0."""
+        return self.ranks[0]
+
+    def rows(self, training: bool = True) -> Counter[int]:
+        """The samples of the forward passes of all processes, by their hashes."""
+        return Counter(
+            itertools.chain.from_iterable(
+                event["rows"] for rank in self.ranks for event in rank.passes(training)
+            )
+        )
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses of all backward passes of all processes."""
+        return [event["loss"] for rank in self.ranks for event in rank.of_kind("backward")]
+
+
+@dataclass(frozen=True)
+class ProgramTrace:
+    """The trace of a program.
+
+    Attributes:
+        folder: Where it lies.
+        command: Arguments of the program.
+        processes: Number of processes that trained.
+        steps: Steps of each optimizer, in the order in which rank 0 took them.
+        ends: Events of each process after its last step.
+    """
+
+    folder: Path
+    command: Sequence[str]
+    processes: int
+    steps: Sequence[GlobalStep]
+    ends: Sequence[Sequence[Mapping[str, Any]]]
+
+    def evaluated_rows(self) -> Counter[int]:
+        """The samples of all forward passes without gradients, by their hashes."""
+        rows = sum((step.rows(training=False) for step in self.steps), Counter[int]())
+        for event in itertools.chain.from_iterable(self.ends):
+            if event["event"] == "forward" and not event["gradients"]:
+                rows.update(event["rows"])
+        return rows
+
+
+def is_trace(path: str | Path) -> bool:
+    """Whether a path is the folder of a trace."""
+    return Path(path).is_dir() and any(Path(path).glob("rank-*.jsonl"))
+
+
+def read_trace(folder: str | Path) -> ProgramTrace:
+    """Reads the trace in a folder.
+
+    Raises:
+        IsotrainError: There is none, or it has no steps.
+    """
+    by_rank: dict[int, list[dict[str, Any]]] = {}
+    command: Sequence[str] = ()
+    for file in sorted(Path(folder).glob("rank-*.jsonl")):
+        header, *lines = map(json.loads, file.read_text().splitlines())
+        command = command or header["command"]
+        by_rank.setdefault(header["rank"], []).extend(lines)
+    ranks = [_steps(lines) for _, lines in sorted(by_rank.items())]
+    keys = [key for key in (ranks[0] if ranks else ()) if all(key in rank for rank in ranks)]
+    if not keys:
+        raise IsotrainError(
+            f"{folder}: expected a trace with steps of an optimizer, found none. Make one with"
+            " `isotrain trace --output DIR -- PROGRAM`, of a program that trains with an optimizer of torch."
+        )
+    steps = [GlobalStep(*key, [rank[key] for rank in ranks]) for key in keys]
+    ends = [
+        [event for line in lines if line["kind"] == "end" for event in line["events"]]
+        for lines in by_rank.values()
+    ]
+    return ProgramTrace(Path(folder), command, len(ranks), steps, ends)
+
+
+def _steps(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], Step]:
+    """The steps of one process, by optimizer and index."""
+    return {
+        (line["optimizer"], line["step"]): Step(
+            events=line["events"],
+            groups=line["groups"],
+            random=line["random"],
+            untrained=line.get("untrained", ()),
+            **{
+                kind: _tensors(line.get(kind, {}))
+                for kind in ("gradient", "weight", "optimizer_state", "state", "initial")
+            },
+        )
+        for line in lines
+        if line["kind"] == "step"
+    }
+
+
+def _tensors(prints: Mapping[str, Any]) -> Tensors:
+    return {name: from_list(fields) for name, fields in prints.items()}

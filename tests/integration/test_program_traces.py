@@ -1,0 +1,123 @@
+"""Traces of programs of plain torch: where they part, and which fault of the zoo it is."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from integration.program_zoo.programs import CLEAN, PROGRAMS
+
+from isotrain.analysis.program_trace.comparison import compare
+from isotrain.analysis.program_trace.reading import ProgramTrace, read_trace
+
+pytestmark = pytest.mark.examples
+SEEDS = 4
+TESTS = Path(__file__).parents[1]
+TRAIN = """
+import os
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+inputs, labels = torch.randn(48, 8), torch.randint(3, (48,))
+if world > 1:
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for start in range(0, 48, 12):
+    rows = inputs[start : start + 12].tensor_split(world)[rank]
+    targets = labels[start : start + 12].tensor_split(world)[rank]
+    optimizer.zero_grad()
+    (torch.nn.functional.cross_entropy(model(rows), targets) / FACTOR).backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ProgramTrace]:
+    """Traces by name; the programs run once."""
+    folder = tmp_path_factory.mktemp("zoo")
+    command = [sys.executable, "-m", "integration.program_zoo.recording", str(folder), str(SEEDS)]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(TESTS)}, check=True)
+    return functools.cache(lambda name: read_trace(folder / name))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_fault_of_each_program_is_named(
+    trace: Callable[[str], ProgramTrace], name: str
+) -> None:
+    found = compare(trace(f"{name}-right"), trace(f"{name}-wrong"))
+    assert not found.agree
+    assert found.causes[0].code == PROGRAMS[name].code, [cause.evidence for cause in found.causes]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", CLEAN)
+def test_programs_that_differ_by_rounding_agree(
+    trace: Callable[[str], ProgramTrace], name: str, seed: int
+) -> None:
+    runs = [trace(f"{name}-{seed}{variant}") for variant in ("", "-threads", "-processes")]
+    for one, other in itertools.permutations(runs, 2):
+        found = compare(one, other)
+        assert found.agree, found.differences[0]
+        assert found.steps == 4
+
+
+def isotrain(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "isotrain", *map(str, words)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_programs_are_traced_as_they_are(tmp_path: Path) -> None:
+    """A script by itself, and under torchrun; the second divides its loss once more."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    (tmp_path / "train.py").write_text(TRAIN.replace("FACTOR", "1"))
+    (tmp_path / "wrong.py").write_text(TRAIN.replace("FACTOR", "world"))
+    one = isotrain(*("trace", "--output", "one", "--", sys.executable, "train.py"), folder=tmp_path)
+    assert (one.returncode, one.stdout) == (0, ""), one.stderr
+    assert "4 steps of 1 processes in" in one.stderr
+    two = isotrain("trace", "--output", "two", "--", *torchrun, "wrong.py", folder=tmp_path)
+    assert two.returncode == 0, two.stderr
+    found = isotrain("parity", "one", "two", folder=tmp_path)
+    assert found.returncode == 6, found.stderr
+    assert "Likely cause: gradients are divided by the number of processes twice" in found.stdout
+    found = isotrain("parity", "one", "one", "--json", folder=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["differences"] == []
+    again = isotrain("trace", "--output", "one", "--", "python", "train.py", folder=tmp_path)
+    assert (again.returncode, "there is a trace in it" in again.stderr) == (2, True)
+
+
+def test_the_page_lists_every_program() -> None:
+    page = (TESTS.parent / "docs" / "trace.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- zoo -->")[2].partition("<!-- /zoo -->")[0]
+    links = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", table)
+    rows = [f"| `{entry.code}` | {entry.source} |" for entry in PROGRAMS.values()]
+    assert links.split("\n")[3:-1] == rows
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (("trace",), 2, "expected a program after --"),
+        (("trace", "--", "no-such-program"), 2, "no-such-program: No such file"),
+        (("trace", "--", sys.executable, "-c", "pass"), 2, "expected a trace with steps"),
+        (("trace", "--", sys.executable, "-c", "exit(3)"), 3, ""),
+        (("parity", ".", "."), 2, "expected a trace with steps"),
+        (("parity", "spec.yaml"), 2, "--backend"),
+    ],
+)
+def test_mistakes_are_told(words: tuple[str, ...], status: int, told: str, tmp_path: Path) -> None:
+    found = isotrain(*words, folder=tmp_path)
+    assert told in found.stderr
+    assert found.returncode == status, found.stderr
