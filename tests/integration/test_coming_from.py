@@ -56,7 +56,7 @@ def program(file: Path) -> str:
 
 
 def test_every_page_has_both_programs() -> None:
-    assert list(PAIRS) == ["keras", "torch", "horovod"]
+    assert list(PAIRS) == ["keras", "torch", "accelerate", "lightning", "horovod"]
     for theirs, ours in PAIRS.values():
         assert "import isotrain" in ours
         assert "isotrain" not in theirs
@@ -65,6 +65,8 @@ def test_every_page_has_both_programs() -> None:
 @pytest.mark.examples
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_programs_train(name: str, tmp_path: Path) -> None:
+    if name == "lightning":
+        pytest.importorskip("lightning")
     theirs, ours = PAIRS[name]
     losses = loss_of(tmp_path / "theirs", theirs), loss_of(tmp_path / "ours", ours)
     assert all(0 < loss < 0.9 for loss in losses)
