@@ -21,7 +21,7 @@ from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing import reference_model
 from isotrain.testing.check_context import CheckContext
-from isotrain.testing.checks import collectives, computations, objectives
+from isotrain.testing.checks import collectives, computations, objectives, random_layers
 from isotrain.testing.checks import crashes as crash_checks
 from isotrain.testing.checks import resume as resume_checks
 from isotrain.testing.checks import state as state_checks
@@ -179,6 +179,10 @@ def _lacks_per_replica_state(adapter: Adapter) -> str | None:
     return None if has_state else "the backend has no state that differs between replicas"
 
 
+def _lacks_sample_draws(adapter: Adapter) -> str | None:
+    return None if adapter.draws_per_sample else "random layers of the backend draw per replica"
+
+
 _NEEDS = frozenset({STEP, STATE})
 IN_OWN_SESSION = (
     SessionCheck(
@@ -204,6 +208,12 @@ IN_OWN_SESSION = (
         _NEEDS,
         spec=reference_model.spec_with_per_replica_state,
         absence=_lacks_per_replica_state,
+    ),
+    SessionCheck(
+        random_layers.draws_per_sample,
+        frozenset({STATE, GRADIENTS}),
+        spec=reference_model.spec_with_sample_draws,
+        absence=_lacks_sample_draws,
     ),
 )
 """Checks that take a `CheckContext` of a session with another spec, in the processes of the same run."""

@@ -175,6 +175,11 @@ def spec_with_per_replica_state(adapter: Adapter) -> dict[str, Any]:
     return spec(adapter, per_replica="statistics/*")
 
 
+def spec_with_sample_draws(adapter: Adapter) -> dict[str, Any]:
+    """Spec of the run whose random layers draw by sample."""
+    return spec(adapter, random_layers="per-sample")
+
+
 def spec_with_updates(adapter: Adapter) -> dict[str, Any]:
     """Spec of the run with the named updates of `UPDATES`."""
     updates = {

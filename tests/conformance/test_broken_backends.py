@@ -22,7 +22,13 @@ TRAINING = {
     "own_batches",
     "optimizer_groups",
 }
-SHORT = {"computation_in_bfloat16", "objective_step", "named_updates", "per_replica_state"}
+SHORT = {
+    "computation_in_bfloat16",
+    "objective_step",
+    "named_updates",
+    "per_replica_state",
+    "draws_per_sample",
+}
 """NumPy has no such type, and the reference backend no such objectives and state."""
 EXPECTED: dict[str, set[str]] = {
     "identity-all-reduce": {
@@ -78,7 +84,12 @@ EXPECTED: dict[str, set[str]] = {
     "noisy-close": {"clean_exit"},
     "dies-in-a-barrier": {"barrier"},
     "uncounted-rows": {"own_batches"},
-    "careless-objectives": {"objective_step", "named_updates", "per_replica_state"},
+    "careless-objectives": {
+        "objective_step",
+        "named_updates",
+        "per_replica_state",
+        "draws_per_sample",
+    },
 }
 """Broken backend to the checks that fail on it; all others pass."""
 

@@ -246,7 +246,10 @@ class UncountedRows(_Broken):
 
 
 class CarelessObjectives(TorchDDP):
-    """torch-ddp whose gathers have no gradient, whose updates train all, and whose replicas share state."""
+    """torch-ddp whose gathers have no gradient, whose updates train all, and whose replicas share state.
+
+    Every replica draws as if it had the first samples.
+    """
 
     name = "broken-careless-objectives"
 
@@ -258,6 +261,8 @@ class CarelessObjectives(TorchDDP):
         step = group.trainer.step
         all_gather = step.all_gather
         step.all_gather = lambda x: all_gather(x.detach())  # type: ignore[method-assign]
+        set_slice = step.set_slice
+        step.set_slice = lambda each: set_slice(replace(each, first=0))  # type: ignore[method-assign]
         return group
 
     def start_updates(
