@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from unit.data.loaded_batches import loader
 
 from isotrain.core.data.collate import Padding
 from isotrain.core.data.map_style import MapStyle, with_collate
-from isotrain.core.data.order.order import Order
+from isotrain.core.data.order.order import Order, shuffled
 from isotrain.core.data.order.samples import Columns, Samples
 from isotrain.core.data.pytree import Weighted
 from isotrain.core.data.sources import arrays, joined, mixture, stream
@@ -177,6 +178,31 @@ def test_slices_of_a_padded_mixture_are_of_samples_of_several_data_sets() -> Non
     inputs, _ = rows.gather(np.array([0, 3]))
     assert inputs["web"].shape == (2, 4)
     assert inputs["books"].shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"), [("plain", 8), ("in turn", 16), ("joined", 32), ("ratios", 84)]
+)
+def test_the_order_takes_as_much_memory_as_the_page_says(kind: str, peak: int) -> None:
+    samples = 200_000
+    parts = {"web": pairs(np.arange(150_000)), "books": pairs(np.arange(50_000))}
+    source: Any = {
+        "plain": lambda: mixture(parts),
+        "in turn": lambda: mixture(parts, in_turn=True),
+        "joined": lambda: joined(parts, rows=samples),
+        "ratios": lambda: mixture(parts, {"web": 2, "books": 1}),
+    }[kind]()
+    data = Samples.of(source, global_batch_size=8, seed=1, drop_remainder=False)
+    order = (source.order or shuffled)(data)
+    tracemalloc.start()
+    try:
+        batches = order.epoch(1)
+        batches(0)
+        held, most = (size / samples for size in tracemalloc.get_traced_memory())
+    finally:
+        tracemalloc.stop()
+    assert held < 10
+    assert most < 1.2 * peak
 
 
 def test_parts_of_lists_of_samples_are_columns() -> None:
