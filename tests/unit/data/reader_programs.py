@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import secrets
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from helpers.waiting import wait_until
 from torch.utils.data import IterableDataset, get_worker_info
 from unit.data.stream_samples import loader
 
@@ -21,7 +22,6 @@ from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
 from isotrain.core.data.sources import sample_stream, stream
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.workers.channel import Channel
-from isotrain.core.errors import DataError
 
 INPUTS = np.arange(40, dtype=np.float32).reshape(20, 2)
 TARGETS = np.arange(20)
@@ -88,11 +88,11 @@ def starter_of_stuck(channel: Channel) -> None:
     """Starts a reader, and tells its process id once it is stuck."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pid"
-        reader = HostReader(secrets.token_hex(8), 1, start_seconds=60.0, timeout=0.5)
+        reader = HostReader(secrets.token_hex(8), 1, start_seconds=60.0, timeout=300.0)
         reader.start(functools.partial(stuck, str(file)))
-        with contextlib.suppress(DataError):
-            list(loader(SharedStream("train", reader)))
-        pid = int(file.read_text())
+        batches = loader(SharedStream("train", reader))
+        threading.Thread(target=list, args=(batches,), daemon=True).start()
+        pid = int(wait_until(lambda: file.exists() and file.read_text(), 60.0))
     channel.send({"pid": pid})
     channel.receive()
 
