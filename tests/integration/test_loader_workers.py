@@ -79,14 +79,16 @@ SPECS = {
 }
 
 
-BACKENDS = (
-    ("torch-ddp", 1),
-    ("torch-ddp", 2),
-    ("tf-mirrored", 3),
-    ("tf-multiworker", 2),
-    ("horovod-torch", 2),
-    ("horovod-tf", 2),
-)
+CELLS = {
+    ("torch-ddp", 1): tuple(SPECS),
+    ("torch-ddp", 2): tuple(SPECS),
+    ("tf-mirrored", 3): tuple(SPECS),
+    **dict.fromkeys(
+        (("tf-multiworker", 2), ("horovod-torch", 2), ("horovod-tf", 2)),
+        ("in the training thread", "one worker"),
+    ),
+}
+"""Specs by backend and replicas: what else differs is the same for all backends of a framework."""
 
 
 def numbers(session: isotrain.Session, name: str) -> dict[str, Any]:
@@ -102,23 +104,26 @@ def numbers(session: isotrain.Session, name: str) -> dict[str, Any]:
 
 @functools.cache
 def results(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
-    return launched_in_turn(SPECS, numbers, backend, replicas)[0]
+    specs = {name: SPECS[name] for name in CELLS[backend, replicas]}
+    return launched_in_turn(specs, numbers, backend, replicas)[0]
 
 
-@pytest.mark.parametrize(("backend", "replicas"), [param(*each) for each in BACKENDS])
+@pytest.mark.parametrize(("backend", "replicas"), [param(*each) for each in CELLS])
 def test_workers_change_no_result(backend: str, replicas: int) -> None:
     found = results(backend, replicas)
     assert found["one worker"] == found["in the training thread"]
-    assert found["transform"]["losses"] == found["transform in the training thread"]["losses"]
     assert all(found["one worker"]["validations"])
-    accumulated = found["four workers"]
-    assert accumulated["losses"] == pytest.approx(found["one worker"]["losses"], rel=1e-12)
+    if len(found) > 2:
+        transformed = found["transform in the training thread"]
+        assert found["transform"]["losses"] == transformed["losses"]
+        accumulated = found["four workers"]
+        assert accumulated["losses"] == pytest.approx(found["one worker"]["losses"], rel=1e-12)
 
 
-@pytest.mark.parametrize(("backend", "replicas"), [param(*each) for each in BACKENDS[1:]])
+@pytest.mark.parametrize(("backend", "replicas"), [param(*each) for each in list(CELLS)[1:]])
 def test_replicas_change_no_result(backend: str, replicas: int) -> None:
     found, expected = results(backend, replicas), results("torch-ddp", 1)
-    for name in SPECS:
+    for name in found:
         for part, values in found[name].items():
             if None not in values:
                 np.testing.assert_allclose(values, expected[name][part], 1e-10, err_msg=name)

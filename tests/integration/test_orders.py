@@ -170,7 +170,7 @@ CELLS = {
     ("horovod-torch", 2): (BY_LENGTH,),
     ("horovod-tf", 2): (BY_LENGTH,),
 }
-"""Orders by backend and replicas: what makes batches is the same on all, but they pad and draw by their own."""
+"""Orders by backend and replicas: what makes batches is the same on all; sizes, padding and draws are not."""
 
 
 @pytest.mark.parametrize(
