@@ -69,6 +69,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # Shells start background jobs so, and programs that tests start and interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+IMPORTED_BEFORE = frozenset(sys.modules)
+"""What was imported before the tests were collected."""
+COLLECTION_IMPORTS: set[str] = set()
+"""See `collection_imports`."""
+
 OWNS_SHARED = FOLDER not in os.environ
 """Whether this process started the tests, and is no worker of pytest-xdist."""
 
@@ -172,10 +177,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Checks that collecting the tests, which each test process does, imports no TensorFlow or Keras."""
-    imported = sorted({"keras", "tensorflow"} & set(sys.modules))
-    if imported:
-        raise pytest.UsageError(f"test files import {imported}: use `isolated.run_isolated`")
+    """Notes which slow imports the test files make when they are collected, as each test process does."""
+    COLLECTION_IMPORTS.update({"keras", "tensorflow"} & set(sys.modules) - IMPORTED_BEFORE)
+
+
+@pytest.fixture(scope="session")
+def collection_imports() -> set[str]:
+    """Packages that take seconds to import, and that collecting the tests has imported."""
+    return COLLECTION_IMPORTS
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -383,3 +383,8 @@ def test_docstrings_begin_with_a_noun_or_a_verb(folder: str) -> None:
                     continue  # an example that answers a question
                 fragment = re.match(r"(Of|Whose|Which|What|By|Those|That|Why|How)\b.*", docstring)
                 assert not fragment, f"{path}: {fragment}"
+
+
+def test_collecting_the_tests_imports_no_tensorflow(collection_imports: set[str]) -> None:
+    """Each test process collects all test files: what they import takes its seconds in each."""
+    assert not collection_imports, "import it in `isolated.run_isolated`"
