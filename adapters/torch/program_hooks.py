@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import random
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -180,10 +181,7 @@ class _Hooks:
             self._optimizers[optimizer] = len(self._optimizers)
             self._facts["initial"] = self._prints(named)
             self._facts["untrained"] = sorted(set(self._model_parameters().values()) - set(named))
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                self._recorder.set_rank(
-                    torch.distributed.get_rank(), torch.distributed.get_world_size()
-                )
+            self._recorder.set_rank(*_rank())
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Reads weights and state, and ends the record of the step."""
@@ -229,6 +227,16 @@ class _Hooks:
 
     def _prints(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
         return self._recorder.fingerprints({name: _array(t) for name, t in tensors.items()})
+
+
+def _rank() -> tuple[int, int]:
+    """This process's rank and the number of processes, as the program's library of collectives has them."""
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized():
+        return horovod.rank(), horovod.size()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
 
 
 def _groups(

@@ -48,10 +48,8 @@ def trace(options: argparse.Namespace) -> int:
         if options.json:
             print(json_page(facts))
         else:
-            print(
-                f"isotrain: {len(made.steps)} steps of {made.processes} processes in {folder}",
-                file=sys.stderr,
-            )
+            owners = "1 process" if made.processes == 1 else f"{made.processes} processes"
+            print(f"isotrain: {len(made.steps)} steps of {owners} in {folder}", file=sys.stderr)
     return status
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.analysis.parity.tensor_sketch import Fingerprint, from_list
+from isotrain.analysis.program_trace.recorder import FORMAT
 from isotrain.core.errors import IsotrainError
 
 Tensors = Mapping[str, Fingerprint]
@@ -133,6 +134,11 @@ def read_trace(folder: str | Path) -> ProgramTrace:
     command: Sequence[str] = ()
     for file in sorted(Path(folder).glob("rank-*.jsonl")):
         header, *lines = map(json.loads, file.read_text().splitlines())
+        if header.get("format") != FORMAT:
+            raise IsotrainError(
+                f"{file}: expected a trace of format {FORMAT}, found {header.get('format')}: it is of another"
+                " version of isotrain."
+            )
         command = command or header["command"]
         by_rank.setdefault(header["rank"], []).extend(lines)
     ranks = [_steps(lines) for _, lines in sorted(by_rank.items())]

@@ -15,6 +15,7 @@ import numpy as np
 
 from isotrain.analysis.parity.tensor_sketch import fingerprint
 
+FORMAT = 1
 HEADER = "process"
 """Kind of the first line of a trace file; all others are of kind `step`."""
 
@@ -81,7 +82,12 @@ class Recorder:
         if self._file is None:
             name = f"rank-{self._rank}-{os.getpid()}.jsonl"
             self._file = (self._folder / name).open("w")
-            header = {"rank": self._rank, "processes": self._processes, "command": sys.argv}
+            header = {
+                "format": FORMAT,
+                "rank": self._rank,
+                "processes": self._processes,
+                "command": sys.argv,
+            }
             self._write({"kind": HEADER, **header})
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()

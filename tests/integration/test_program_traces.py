@@ -85,7 +85,7 @@ def test_programs_are_traced_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(TRAIN.replace("FACTOR", "world"))
     one = isotrain(*("trace", "--output", "one", "--", sys.executable, "train.py"), folder=tmp_path)
     assert (one.returncode, one.stdout) == (0, ""), one.stderr
-    assert "4 steps of 1 processes in" in one.stderr
+    assert "4 steps of 1 process in" in one.stderr
     two = isotrain("trace", "--output", "two", "--", *torchrun, "wrong.py", folder=tmp_path)
     assert two.returncode == 0, two.stderr
     found = isotrain("parity", "one", "two", folder=tmp_path)
@@ -96,6 +96,29 @@ def test_programs_are_traced_as_they_are(tmp_path: Path) -> None:
     assert json.loads(found.stdout)["differences"] == []
     again = isotrain("trace", "--output", "one", "--", "python", "train.py", folder=tmp_path)
     assert (again.returncode, "there is a trace in it" in again.stderr) == (2, True)
+
+
+def test_programs_of_horovod_are_traced(tmp_path: Path) -> None:
+    """Summed gradients; ranks are Horovod's."""
+    script = f"""
+import horovod.torch as hvd
+import torch
+
+hvd.init()
+{TRAIN[TRAIN.index("torch.manual_seed") : TRAIN.index("if world")]}
+optimizer = torch.optim.AdamW(model.parameters())
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=OPERATION)
+{TRAIN[TRAIN.index("for start") :]}"""
+    script = script.replace("rank]", "hvd.rank()]").replace("(world)", "(hvd.size())")
+    for name, operation in (("mean", "hvd.Average"), ("sum", "hvd.Sum")):
+        text = script.replace("OPERATION", operation).replace("FACTOR", "1")
+        (tmp_path / "train.py").write_text(text)
+        start = (Path(sys.executable).with_name("horovodrun"), "-np", "2", sys.executable)
+        made = isotrain("trace", "--output", name, "--", *start, "train.py", folder=tmp_path)
+        assert made.returncode == 0, made.stderr
+    found = compare(read_trace(tmp_path / "mean"), read_trace(tmp_path / "sum"))
+    assert found.causes[0].code == "gradients-scaled"
+    assert "gradients are 2 times" in found.causes[0].evidence[0]
 
 
 def test_the_page_lists_every_program() -> None:
