@@ -43,6 +43,7 @@ def test_a_killed_fork_server_ends_its_run_and_is_replaced(tmp_path: Path) -> No
     assert launch(parameters, tmp_path / "b") == [10, 10]
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_cannot_import_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=CLOSE, atol=CLOSE, err_msg=what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "replicas"), COUNTED)
 def test_optimizer_sharding_equals_data_parallel(
     backend: str, replicas: int, tmp_path: Path
@@ -286,6 +287,7 @@ def test_memory_and_traffic_are_as_planned(of_four: list[dict[str, Any]]) -> Non
         np.testing.assert_allclose(between, expected, atol=0.05 * whole, err_msg=f"{kind}: between")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "replicas", "kind"), CELLS)
 def test_it_resumes_as_data_parallel_and_back(
     backend: str, replicas: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ def hostile() -> str:
     return render(samples.hostile())
 
 
+@pytest.mark.slow
 def test_headings_go_down_one_level_at_a_time(page: Page) -> None:
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1

@@ -350,6 +350,7 @@ def test_an_iteration_that_is_left_early() -> None:
         assert facts(next(iter(made))) == expected
 
 
+@pytest.mark.slow
 def test_settings_of_a_data_loader() -> None:
     from torch.utils.data import DataLoader
 

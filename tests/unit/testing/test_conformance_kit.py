@@ -152,6 +152,7 @@ def test_a_missing_scikit_learn_is_named(
             ask()
 
 
+@pytest.mark.slow
 def test_the_digits_are_those_of_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
