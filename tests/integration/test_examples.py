@@ -403,7 +403,7 @@ def test_the_command_that_the_demo_suggests_is_valid(examples: Importer) -> None
     assert Path(program).resolve() == Path(sys.executable).with_name("isotrain").resolve()
     options = parser().parse_args(arguments)
     assert (options.command, options.backend) == ("compare", ["torch-ddp", "tf-mirrored"])
-    assert (options.replicas, options.repeat) == ([1, 2], 3)
+    assert (options.replicas, options.repeats) == ([1, 2], 3)
     assert load_spec(options.spec).name == "digits"
 
 
