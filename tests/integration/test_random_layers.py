@@ -84,6 +84,7 @@ def native() -> Any:
 
 
 STAGE_3 = {"strategy": {"name": "sharded", "options": {"stage": 3}}}
+SPLIT = {"gradient_accumulation_steps": 2}
 MODELS: dict[str, Any] = {"portable": portable, "native": {"torch": native}}
 
 
@@ -138,20 +139,16 @@ def assert_equals_one_replica(results: dict[str, Any], model: str) -> None:
     [
         ("portable", "torch-ddp", 3, {}),
         ("portable", "torch-ddp", 2, {"capture": False}),
-        ("portable", "torch-ddp", 2, {"gradient_accumulation_steps": 2}),
-        ("portable", "torch-ddp", 1, {"recompute": ["dropout", "lstm"]}),
-        ("portable", "tf-mirrored", 1, {}),
+        ("portable", "torch-ddp", 2, SPLIT | {"recompute": ["dropout", "lstm"]}),
         ("portable", "tf-mirrored", 3, {}),
-        ("portable", "tf-multiworker", 2, {"gradient_accumulation_steps": 2}),
-        ("portable", "tf-multiworker", 1, {"recompute": ["dropout", "lstm"]}),
+        ("portable", "tf-multiworker", 2, SPLIT | {"recompute": ["dropout", "lstm"]}),
         ("portable", "horovod-torch", 2, {}),
         ("portable", "horovod-tf", 3, {}),
         ("portable", "torch-ddp", 2, STAGE_3),
         ("portable", "tf-multiworker", 2, STAGE_3),
         ("native", "torch-ddp", 2, STAGE_3),
         ("native", "torch-ddp", 3, {}),
-        ("native", "horovod-torch", 2, {"gradient_accumulation_steps": 2}),
-        ("native", "torch-ddp", 1, {"recompute": ["1", "5"]}),
+        ("native", "horovod-torch", 2, SPLIT | {"recompute": ["1", "5"]}),
     ],
 )
 def test_equals_one_replica(
@@ -189,3 +186,132 @@ def _compare_draws(_: isotrain.Session) -> None:
     traced = tf.function(other.normal_like, autograph=False).get_concrete_function(any_shape)
     numbers = draws.normal((3, 4), "float64").numpy()
     np.testing.assert_allclose(traced(tf.zeros((3, 4), tf.float64)).numpy(), numbers, rtol=1e-13)
+
+
+def test_resumes_on_another_framework(tmp_path: Path) -> None:
+    """A run goes on with another framework and number of replicas as if it had never stopped."""
+    fields = {"checkpoint": {"every_epochs": 1}, "optimizer": {"name": "sgd", "lr": 0.125}}
+    quiet: Any = {"on_event": lambda event: None}
+    whole = isotrain.run(
+        spec("portable", **fields),
+        backend="torch-ddp",
+        replicas=1,
+        output=tmp_path / "whole",
+        **quiet,
+    )
+    first = spec("portable", **fields, epochs=1)
+    isotrain.run(first, backend="torch-ddp", replicas=2, output=tmp_path / "part", **quiet)
+    resumed = isotrain.resume(
+        tmp_path / "part",
+        spec=spec("portable", **fields),
+        backend="tf-mirrored",
+        replicas=3,
+        **quiet,
+    )
+    np.testing.assert_allclose(resumed.history.loss, whole.history.loss, rtol=1e-12)
+
+
+def updates_in_turn(session: isotrain.Session) -> dict[str, Any]:
+    """Trains on arrays of the loop, of which every process has a part, by each update."""
+    inputs, targets = sequences()
+    rank, processes = session.rank, len(session.plan.processes)
+    losses = []
+    for step in range(2):
+        rows = np.array_split(np.arange(8) + 8 * step, processes)[rank]
+        batch = session.batch(inputs[rows], targets[rows])
+        losses += [float(session.step(batch, name)) for name in ("head", "all")]
+    return {"losses": losses, "weights": session.read_state(("trainable",))}
+
+
+def small() -> Any:
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((5, 6)), layers.Flatten(), layers.Dropout(0.25), layers.Dense(3, name="head")]
+    )
+
+
+def noisy_objective(model: Any, batch: Any) -> Any:
+    """Losses with noise of the objective's own."""
+    from keras import ops
+
+    inputs, targets = batch
+    logits = model(inputs)
+    logits = logits + isotrain.random.normal(logits, std=0.25)
+    losses = -ops.take_along_axis(ops.log_softmax(logits), targets[:, None], axis=1)[:, 0]
+    return losses, logits
+
+
+def test_updates_on_batches_of_a_loop(tmp_path: Path) -> None:
+    """Each update draws numbers of its own, and rows of all processes are those of one global batch."""
+    updates = {
+        name: {"weights": "*head*", "objective": noisy_objective} for name in ("head", "all")
+    }
+    changes = {"loss": None, "data": None, "epochs": None, "steps": 2, "updates": updates}
+    results = [
+        isotrain.launch(
+            updates_in_turn,
+            {**spec("portable", **changes), "model": small},
+            backend=backend,
+            replicas=replicas,
+            output=tmp_path / backend,
+            on_event=lambda event: None,
+        )[0]
+        for backend, replicas in (("torch-ddp", 1), ("horovod-torch", 2), ("tf-multiworker", 3))
+    ]
+    for other in results[1:]:
+        np.testing.assert_allclose(other["losses"], results[0]["losses"], rtol=1e-12)
+        for name, weight in results[0]["weights"].items():
+            np.testing.assert_allclose(other["weights"][name], weight, rtol=1e-11, atol=1e-12)
+
+
+def drawing_itself() -> Any:
+    import tensorflow as tf
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = tf.Variable(tf.ones((30, 3), tf.float64), name="kernel")
+
+        @property
+        def input_shape(self) -> Any:
+            return (None, 5, 6)
+
+        def __call__(self, x: Any) -> Any:
+            return tf.nn.dropout(tf.reshape(x, (-1, 30)), 0.25) @ self.kernel
+
+    return Net()
+
+
+def shuffling() -> Any:
+    import keras
+
+    class Shuffle(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return keras.random.shuffle(x)
+
+    return keras.Sequential(
+        [keras.Input((5, 6)), keras.layers.Flatten(), Shuffle(), keras.layers.Dense(3)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "culprit"),
+    [
+        ({"tensorflow": drawing_itself}, "tf-mirrored", "the operation .*dropout"),
+        (shuffling, "torch-ddp", "keras.random.shuffle"),
+        (shuffling, "tf-mirrored", "keras.random.shuffle"),
+    ],
+)
+def test_refuses_other_random_numbers(
+    model: Any, backend: str, culprit: str, tmp_path: Path
+) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=f"{culprit}.* not by sample"):
+        isotrain.run(
+            {**spec("portable"), "model": model},
+            backend=backend,
+            replicas=1,
+            output=tmp_path / "run",
+            on_event=lambda event: None,
+        )
