@@ -46,7 +46,9 @@ def spec(job: Job) -> isotrain.TrainingSpec:
         tokens = job.work.global_batch_size * 250
         order = {"name": "by-length", "lengths": "lengths", "buckets": buckets, "tokens": tokens}
         fields |= {"order": order, "global_batch_size": 1000}
-    if job.name != "stream":
+    if (
+        job.name != "stream" or job.replicas > 1
+    ):  # a reader for one replica would only pass samples on
         fields |= {"loader": {"workers": job.workers}}
     return isotrain.TrainingSpec(
         **{
