@@ -160,6 +160,7 @@ from isotrain.core.pipeline.schedules import stage_orders as stage_orders
 from isotrain.core.plugins.hookspecs import API_VERSION as API_VERSION
 from isotrain.core.plugins.hookspecs import hookimpl as hookimpl
 from isotrain.core.plugins.registries import BackendRegistry as BackendRegistry
+from isotrain.core.plugins.registries import CallbackRegistry as CallbackRegistry
 from isotrain.core.plugins.registries import EnvironmentRegistry as EnvironmentRegistry
 from isotrain.core.plugins.registries import LauncherRegistry as LauncherRegistry
 from isotrain.core.plugins.registries import LoggerRegistry as LoggerRegistry

@@ -35,6 +35,7 @@ from isotrain.core.planning.launcher_support import require_launchable, why_not_
 from isotrain.core.planning.resources import Devices, LocalResources, Resources
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.import_strings import is_bare_name
 from isotrain.core.spec.schedules import OneCycleSchedule
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.process import fork_obstacle
@@ -80,6 +81,8 @@ def make_plan(
     for choice in spec.loggers:
         logger = host.logger(choice.name, choice.options)
         _require_available("logger", choice.name, logger.availability())
+    for callback in filter(is_bare_name, spec.callbacks):
+        host.callback(callback)
     devices = resources.devices(spec, adapter, resolved_spec.strategy, replicas, collective)
     plan = _resolve(resolved_spec, adapter, resources, devices, collective)
     is_named = chosen in (backend, spec.backend)

@@ -9,6 +9,7 @@ import pluggy
 if TYPE_CHECKING:
     from isotrain.core.plugins.registries import (
         BackendRegistry,
+        CallbackRegistry,
         EnvironmentRegistry,
         LauncherRegistry,
         LoggerRegistry,
@@ -51,6 +52,11 @@ def isotrain_register_models(register: ModelRegistry) -> None:
 @hookspec
 def isotrain_register_loggers(register: LoggerRegistry) -> None:
     """Registers loggers: `register.add(logger_class_or_reference)`."""
+
+
+@hookspec
+def isotrain_register_callbacks(register: CallbackRegistry) -> None:
+    """Registers callbacks: `register.add(callback_or_reference, name=...)`."""
 
 
 @hookspec

@@ -27,6 +27,7 @@ from isotrain.core.plugins.hookspecs import PROJECT
 from isotrain.core.plugins.plugin import Candidate, PluginStatus
 from isotrain.core.plugins.registries import (
     BackendRegistry,
+    CallbackRegistry,
     EnvironmentRegistry,
     LauncherRegistry,
     LoggerRegistry,
@@ -58,7 +59,7 @@ class PluginManager:
 
     Attributes:
         loaded: Status of every plugin, in the order in which they were found.
-        backends, strategies, launchers, environments, models, loggers: Registries by kind.
+        backends, strategies, launchers, environments, models, loggers, callbacks: Registries by kind.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class PluginManager:
         self.environments = EnvironmentRegistry()
         self.models = ModelRegistry()
         self.loggers = LoggerRegistry()
+        self.callbacks = CallbackRegistry()
         self.loaded: list[PluginStatus] = []
         for module in BUILTINS:
             load = functools.partial(importlib.import_module, module)
@@ -226,6 +228,7 @@ class PluginManager:
             "environments": self.environments,
             "models": self.models,
             "loggers": self.loggers,
+            "callbacks": self.callbacks,
         }
 
     def backend(self, name: str) -> Adapter:
@@ -290,6 +293,15 @@ class PluginManager:
         """
         with self._listing_faults():
             return self.models.get(name)
+
+    def callback(self, name: str) -> Any:
+        """Registered callback; see `CallbackRegistry.get`.
+
+        Raises:
+            IsotrainError: The name is not registered.
+        """
+        with self._listing_faults():
+            return self.callbacks.get(name)
 
     @contextlib.contextmanager
     def _listing_faults(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The registries that plugins fill: name to backend, strategy, launcher, environment, model or logger."""
+"""The registries that plugins fill: names to backends, strategies, launchers, environments and so on."""
 
 from __future__ import annotations
 
@@ -172,6 +172,24 @@ class ModelRegistry(Registry[Any]):
             )
 
 
+class CallbackRegistry(Registry[Any]):
+    """Registry of callbacks (objects, classes, functions or references), which a spec may name."""
+
+    def __init__(self) -> None:
+        super().__init__("callback", object)
+
+    def get(self, name: str) -> Any:
+        """Registered callback or its reference.
+
+        Raises:
+            IsotrainError: The name is not registered.
+        """
+        return self._entry(name)
+
+    def _check(self, callback: Any, name: str) -> None:
+        """Accepts any object: a run checks the methods of its callbacks."""
+
+
 REGISTRIES: Mapping[str, Callable[[], Registry[Any]]] = {
     "backends": BackendRegistry,
     "strategies": StrategyRegistry,
@@ -179,5 +197,6 @@ REGISTRIES: Mapping[str, Callable[[], Registry[Any]]] = {
     "environments": EnvironmentRegistry,
     "models": ModelRegistry,
     "loggers": LoggerRegistry,
+    "callbacks": CallbackRegistry,
 }
 """Kind of plugin to its registry class."""

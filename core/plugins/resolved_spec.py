@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, SpecError
@@ -20,7 +21,8 @@ class ResolvedSpec:
 
     Attributes:
         spec: Training spec, as the user wrote it.
-        plugins: Plugin manager that resolves names of strategies, models, backends, launchers and loggers.
+        plugins: Plugin manager that resolves names of strategies, models, backends, launchers, loggers and
+            callbacks.
     """
 
     spec: TrainingSpec
@@ -48,3 +50,15 @@ class ResolvedSpec:
                 f'model: {error} Reference an unregistered model as "package.module:name" or'
                 ' "path/to/file.py:name".'
             ) from error
+
+    @property
+    def callbacks(self) -> tuple[Any, ...]:
+        """The spec's callbacks, with names replaced by what is registered.
+
+        Raises:
+            IsotrainError: No callback of such a name is registered.
+        """
+        return tuple(
+            self.plugins.callback(each) if is_bare_name(each) else each
+            for each in self.spec.callbacks
+        )

@@ -11,7 +11,7 @@ from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.plugins import plugin
 from isotrain.core.plugins.plugin import Candidate, as_plugin, registration_hook
 
-_IN_WORKERS = ("backends", "strategies", "models")
+_IN_WORKERS = ("backends", "strategies", "models", "callbacks")
 """Kinds of plugins that the processes of a run need; only the launching process uses the others."""
 
 

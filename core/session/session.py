@@ -48,6 +48,7 @@ class Session:
         group: The replica group of this process.
         rank: Rank of this process.
         run_directory: Directory of the run's files.
+        callbacks: Callbacks of the spec, which `isotrain.run` calls; names replaced by what is registered.
         initial_weights: Report on the initial weights that the spec names; None where it names none.
         notes: JSON values of a custom loop. Every checkpoint holds those of rank 0; `restore` brings them
             back on every process.
@@ -82,6 +83,7 @@ class Session:
             resolved_spec, plan, context, reporter, server_connection, resumes=resumes
         )
         self.spec = resolved_spec.spec
+        self.callbacks = resolved_spec.callbacks
         self.plan = session_context.plan
         self.group = session_context.group
         self.rank = context.rank

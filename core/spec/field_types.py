@@ -208,10 +208,11 @@ def _callbacks(value: Any, info: ValidationInfo) -> tuple[Any, ...]:
 
 
 def _callback(value: Any, info: ValidationInfo) -> Any:
-    if isinstance(value, str):
-        return _reference_text(value, info)
+    if isinstance(value, str) and value:
+        return value if import_strings.is_bare_name(value) else _reference_text(value, info)
     if value is None or _is_plain(value):
-        raise Problem(f"{import_strings.SYNTAX} or a callback", received=value).error()
+        expected = f"{import_strings.SYNTAX}, the name of a registered callback, or a callback"
+        raise Problem(expected, received=value).error()
     return value
 
 
@@ -450,10 +451,16 @@ Metrics = Annotated[
     ),
 ]
 
+_CALLBACK = {
+    "anyOf": [
+        {"type": "string", "pattern": _NAME, "description": "A registered callback."},
+        REFERENCE_SCHEMA,
+    ]
+}
 Callbacks = Annotated[
     Any,
     AfterValidator(_callbacks),
-    WithJsonSchema({"anyOf": [REFERENCE_SCHEMA, {"type": "array", "items": REFERENCE_SCHEMA}]}),
+    WithJsonSchema({"anyOf": [_CALLBACK, {"type": "array", "items": _CALLBACK}]}),
 ]
 Codes = Annotated[
     Any,

@@ -51,7 +51,7 @@ class Callbacks:
         """Imports the callbacks, and makes objects of classes and functions.
 
         Args:
-            references: The spec's `callbacks`.
+            references: The spec's callbacks, or references to them.
 
         Raises:
             SpecError: A callback has a method whose name is no hook, or none that is.

@@ -28,7 +28,7 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dic
         The metrics of the last epoch by name, those of the evaluation as `validation_<name>`.
     """
     metrics: dict[str, float] = session.notes.get("metrics", {})
-    callbacks = Callbacks(session.spec.callbacks)
+    callbacks = Callbacks(session.callbacks)
     tracker = BestEpochTracker(session)
     if tracker.should_stop:
         session.stop()

@@ -9,7 +9,7 @@ import pytest
 from integration.session_specs import samples, spec
 
 import isotrain
-from isotrain.core.errors import RunFailedError
+from isotrain.core.errors import IsotrainError, RunFailedError
 from isotrain.core.results.result import RunResult
 
 pytestmark = pytest.mark.usefixtures("reference")
@@ -91,6 +91,28 @@ def test_several_are_called_in_their_order_and_may_stop_the_run(tmp_path: Path) 
     assert [each for each in calls(tmp_path, 1) if "step" in each] == [
         f"{name} step {step}" for step in range(2) for name in ("first", "last")
     ]
+
+
+PLUGIN = """\
+import isotrain
+
+class Counts(isotrain.Callback):
+    def on_end(self, session, metrics):
+        (session.run_directory / f"counted-{session.rank}").write_text(str(session.steps_done))
+
+@isotrain.hookimpl
+def isotrain_register_callbacks(register):
+    register.add(Counts, name="counts")
+"""
+
+
+def test_a_plugin_registers_them_by_name(tmp_path: Path) -> None:
+    plugin = tmp_path / "counting.py"
+    plugin.write_text(PLUGIN)
+    run(tmp_path, [Recorder, "counts"], plugins=[str(plugin)])
+    assert [(tmp_path / "run" / f"counted-{rank}").read_text() for rank in range(2)] == ["6", "6"]
+    with pytest.raises(IsotrainError, match=r"unknown callback 'count'\. Did you mean 'counts'"):
+        run(tmp_path / "other", "count", plugins=[str(plugin)])
 
 
 class Fails:

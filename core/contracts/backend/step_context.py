@@ -141,7 +141,7 @@ def _called_on(
 
 
 def _named(names: Mapping[str, Any], node: ast.expr) -> Any:
-    """What an expression such as `f` or `module.f` stands for; None for any other."""
+    """Object that an expression such as `f` or `module.f` names; None for any other."""
     if isinstance(node, ast.Attribute):
         module = _named(names, node.value)
         return getattr(module, node.attr, None) if inspect.ismodule(module) else None
