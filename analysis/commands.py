@@ -173,8 +173,6 @@ def parity(options: argparse.Namespace) -> ExitCode:
         from isotrain.analysis.program_trace.commands import compare_traces
 
         return compare_traces(options)
-    if not options.backend:
-        raise PlanError("parity: expected --backend, at least two; or two folders of traces.")
     from isotrain.analysis.parity import check
 
     result = check.parity(

@@ -18,8 +18,8 @@ from isotrain.core.spec.sections import StrategyLike
 def compare(
     spec: SpecLike,
     *,
-    backends: Sequence[str] | None = None,
-    replicas: Sequence[int] | None = None,
+    backends: str | Sequence[str] | None = None,
+    replicas: int | Sequence[int] | None = None,
     strategies: Sequence[StrategyLike] | None = None,
     repeats: int = REPEATS,
     time_budget: float | None = None,
@@ -43,9 +43,10 @@ def compare(
 
     Args:
         spec: Training spec, as for `isotrain.run`.
-        backends: Backends to compare, each `NAME` or `NAME:COLLECTIVE`; left out: all available ones.
-        replicas: Numbers of replicas to measure each backend with; left out: 1, or as many as the
-            launcher's allocation has room for.
+        backends: Backends to compare, one or several, each `NAME` or `NAME:COLLECTIVE`; left out: all
+            that are available.
+        replicas: Numbers of replicas to measure each backend with, one or several; left out: 1, or as many
+            as the launcher's allocation has room for.
         strategies: Strategies to measure, each a name or `{"name": ..., "options": {...}}`; left out:
             the spec's strategy.
         repeats: Runs of each cell; at least three are needed to estimate how runs vary.
@@ -77,8 +78,8 @@ def compare(
         PlanError: The arguments contradict each other, the spec or the launcher.
     """
     request = CompareRequest(
-        backends=backends,
-        replicas=replicas,
+        backends=[backends] if isinstance(backends, str) else backends,
+        replicas=[replicas] if isinstance(replicas, int) else replicas,
         strategies=strategies,
         repeats=repeats,
         time_budget=time_budget,

@@ -19,9 +19,11 @@ from isotrain.analysis.parity.trace_runner import TraceRunner
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.planning.backend_choice import resolve_backend
 from isotrain.core.planning.cluster_environment import require_single_process
 from isotrain.core.planning.launcher_support import require_startable
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.reporting.status import OnProgress, default_progress
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.sections import StrategyLike
@@ -38,8 +40,8 @@ SAME_START = 1e-6
 def parity(
     spec: SpecLike,
     *,
-    backends: Sequence[str],
-    replicas: Sequence[int] | None = None,
+    backends: str | Sequence[str] | None = None,
+    replicas: int | Sequence[int] | None = None,
     strategies: Sequence[StrategyLike] | None = None,
     steps: int = DEFAULT_STEPS,
     map: MapLike | None = None,
@@ -53,10 +55,10 @@ def parity(
 
     Args:
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
-        backends: Backends to compare, each `NAME` or `NAME:COLLECTIVE`; the first one with the first
-            number of replicas is the reference.
-        replicas: Numbers of replicas to run each backend with; left out: 1, or as many as the launcher's
-            allocation has room for.
+        backends: Backends to compare, one or several, each `NAME` or `NAME:COLLECTIVE`; the first one with
+            the first number of replicas is the reference. Left out: the one of a run that names none.
+        replicas: Numbers of replicas to run each backend with, one or several; left out: 1, or as many
+            as the launcher's allocation has room for.
         strategies: Strategies to run each backend under, each a name or `{"name": ..., "options": {...}}`;
             the reference uses the first. Left out: the spec's strategy.
         steps: Number of steps to trace, from the first. If a smaller global batch first comes later, the
@@ -86,11 +88,13 @@ def parity(
     host = plugin_manager(loaded.plugins)
     launcher_choice = LauncherChoice(launcher, launcher_options or {})
     require_startable(host.launcher(launcher_choice.name, launcher_choice.options))
+    resolved = ResolvedSpec(loaded, host)
+    requested = [backends] if backends is None or isinstance(backends, str) else backends
     targets = parity_targets(
         loaded,
         host,
-        backends=backends,
-        replicas=replicas,
+        backends=[resolve_backend(each, resolved) for each in requested],
+        replicas=[replicas] if isinstance(replicas, int) else replicas,
         strategies=strategies or [loaded.strategy.name],
         launcher=launcher_choice,
     )

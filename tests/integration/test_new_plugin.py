@@ -250,7 +250,7 @@ def test_a_name_that_is_taken_is_refused(kind: str, name: str, tmp_path: Path) -
 
 
 def test_a_name_may_be_that_of_another_kind(tmp_path: Path) -> None:
-    assert make_plugin("csv", tmp_path, "launcher").name == "isotrain-csv"
+    assert make_plugin("csv", tmp_path / "csv", "launcher").is_dir()
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:

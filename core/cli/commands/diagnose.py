@@ -67,7 +67,8 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
         "--backend",
         action="append",
         metavar="NAME[:COLLECTIVE]",
-        help="backend to run on; repeat it: the first is the reference",
+        help="backend to run on; may be repeated, and the first is the reference (default: that of the spec,"
+        " or auto: the first that is available here)",
     )
     command.add_argument(
         "-n",
