@@ -26,7 +26,7 @@ from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.pytree import map_parts
 from isotrain.core.data.sampler import at_least
-from isotrain.core.data.sources import AnySource, ShardedStream, collates
+from isotrain.core.data.sources import AnySource, ShardedStream, Source, collates
 from isotrain.core.data.streaming import rebatch
 from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut, global_batches
 from isotrain.core.data.streaming.stream_state import StreamState
@@ -151,15 +151,10 @@ class Loader:
                 one.
         """
         at_least("global_batch_size", global_batch_size, 1)
-        at_least("replicas", replicas, 1)
         at_least("gradient_accumulation_steps", gradient_accumulation_steps, 1)
         at_least("start_step", start_step, 0)
         at_least("prefetch", prefetch, 0)
-        outside = [r for r in local_replicas if not 0 <= r < replicas]
-        if outside or not local_replicas:
-            raise DataError(
-                f"local_replicas: expected some of 0 to {replicas - 1}, received {local_replicas}."
-            )
+        _require_replicas(replicas, local_replicas)
         self._source = source
         self._global_batch_size = global_batch_size
         self._replicas = replicas
@@ -187,25 +182,36 @@ class Loader:
         elif isinstance(source, BatchStream | ShardedStream):
             self._steps_per_pass = stream_steps(source, global_batch_size, replicas, drop_remainder)
         else:
-            data = Samples.of(
-                source,
-                global_batch_size=global_batch_size,
-                seed=seed,
-                drop_remainder=drop_remainder,
-            )
-            self._order = order or sequential(data)
+            self._order = order or self._sequential(source, drop_remainder)
             self._steps_per_pass = self._order.steps_per_epoch
-            self._fetcher = Fetcher(
-                Repeating(source) if self._order.repeats else source,
-                self.transformed,
-                None if workers is None else seed,
-            )
-            if workers is not None and workers.count and not self._is_plain:
-                self._pool = WorkerPool(self._fetcher, workers)
+            self._fetcher = self._fetcher_of(source, self._order, workers)
+            self._pool = self._pool_of(self._fetcher, workers)
         self.steps_per_epoch = epoch_steps or self._steps_per_pass
         self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
         is_inline = workers is not None and not workers.count
         self._depth = prefetch if not is_inline and self._worth_a_thread(shares_cores) else 0
+
+    def _sequential(self, source: Source, drop_remainder: bool) -> Order:
+        """The order of the data themselves."""
+        return sequential(
+            Samples.of(
+                source,
+                global_batch_size=self._global_batch_size,
+                seed=self._seed,
+                drop_remainder=drop_remainder,
+            )
+        )
+
+    def _fetcher_of(self, source: Source, order: Order, workers: WorkerSettings | None) -> Fetcher:
+        """The fetcher of a source's samples, with seeded generators if there are workers, even none."""
+        seed = None if workers is None else self._seed
+        return Fetcher(Repeating(source) if order.repeats else source, self.transformed, seed)
+
+    def _pool_of(self, fetcher: Fetcher, workers: WorkerSettings | None) -> WorkerPool | None:
+        """Worker processes; None without any, and for rows of arrays in memory, which are copied faster."""
+        if workers is None or not workers.count or self._is_plain:
+            return None
+        return WorkerPool(fetcher, workers)
 
     def __len__(self) -> int:
         """Number of steps from `start_step` to the end."""
@@ -458,6 +464,17 @@ class Loader:
                 rows = number * self._global_batch_size + np.arange(self._global_batch_size)
                 positions = BatchPositions(epoch, step, rows[local.start : local.stop], rows)
                 yield self.transformed(as_inputs_and_targets(batch, "a local batch"), positions)
+
+
+def _require_replicas(replicas: int, local: Sequence[int]) -> None:
+    """Checks the number of replicas, and the indices of those of this process.
+
+    Raises:
+        DataError: There is none, or an index is out of range.
+    """
+    at_least("replicas", replicas, 1)
+    if not local or any(not 0 <= each < replicas for each in local):
+        raise DataError(f"local_replicas: expected some of 0 to {replicas - 1}, received {local}.")
 
 
 def _rows_or_placeholder(start: int, stop: int) -> slice:
