@@ -43,6 +43,7 @@ from isotrain.core.contracts.backend.group_protocols import (
     GradientKeepingGroup as GradientKeepingGroup,
 )
 from isotrain.core.contracts.backend.group_protocols import GradientNormGroup as GradientNormGroup
+from isotrain.core.contracts.backend.group_protocols import OrderedSumsGroup as OrderedSumsGroup
 from isotrain.core.contracts.backend.group_protocols import (
     ParameterServerGroup as ParameterServerGroup,
 )

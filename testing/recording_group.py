@@ -33,6 +33,9 @@ NEEDS: Mapping[str, Capability] = {
     "update_shard": Capability.UPDATE_SHARD,
     "parameter_server_stats": Capability.PARAMETER_SERVER_STEP,
     "reseed": Capability.PARAMETER_SERVER_STEP,
+    "part_sums": Capability.ORDERED_SUMS,
+    "evaluation_part_sums": Capability.ORDERED_SUMS,
+    "add_part_sums": Capability.ORDERED_SUMS,
 }
 """Capability that each method of a replica group requires; every backend has the other methods."""
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
     from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
 
-_REPLICATED = REPLICATED_CAPABILITIES.with_changes(has={Capability.BFLOAT16_COLLECTIVES})
+_REPLICATED = REPLICATED_CAPABILITIES.with_changes(
+    has={Capability.BFLOAT16_COLLECTIVES, Capability.ORDERED_SUMS}
+)
 
 
 class TorchDDP(TorchAdapter):

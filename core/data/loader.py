@@ -103,6 +103,7 @@ class Loader:
         drop_remainder: bool,
         order: Order | None = None,
         gradient_accumulation_steps: int = 1,
+        parts: int | None = None,
         transform: Transform | None = None,
         tries_transform: bool = False,
         epochs: int | None = None,
@@ -128,6 +129,8 @@ class Loader:
                 without `order`.
             order: Order of a source by position; None for that of the source itself.
             gradient_accumulation_steps: Slices per local batch.
+            parts: Parts of a global batch, whatever the number of replicas: each is a slice; None: slices
+                are equal shares of the local batches.
             transform: `transform(inputs, targets, random) -> (inputs, targets)` of a local batch, each
                 sample independently; it may change arrays in place but not the number of samples.
             tries_transform: Whether to check, on the first local batch, that it does not mix samples.
@@ -161,6 +164,7 @@ class Loader:
         self._local_replicas = tuple(local_replicas)
         self._seed = seed
         self._gradient_accumulation_steps = gradient_accumulation_steps
+        self._parts = parts
         self._has_transform = transform is not None
         self.transformed = TransformedBatches(
             transform, seed, checks_transform=tries_transform, is_on_device=is_on_device
@@ -335,11 +339,12 @@ class Loader:
         return tuple(self._local_batch(size, replica) for replica in self._local_replicas)
 
     def _local_batch(self, size: int, replica: int) -> _LocalBatch:
-        start, stop = sampler.slice_bounds(size, self._replicas, replica)
-        bounds = [
-            sampler.slice_bounds(stop - start, self._gradient_accumulation_steps, index)
-            for index in range(self._gradient_accumulation_steps)
-        ]
+        start, stop = sampler.slice_bounds(size, self._replicas, replica, self._parts)
+        slices = self._gradient_accumulation_steps
+        if self._parts is not None:
+            first, end = sampler.slice_bounds(self._parts, self._replicas, replica)
+            slices = end - first
+        bounds = [sampler.slice_bounds(stop - start, slices, index) for index in range(slices)]
         micro_batches = tuple(
             self._micro_batch(size, start if start < stop else 0, *each) for each in bounds
         )
@@ -378,7 +383,7 @@ class Loader:
     ) -> Batch:
         epoch, index = divmod(step, self.steps_per_epoch)
         last = index == self.steps_per_epoch - 1
-        even = size % self._replicas == 0
+        even = self._parts is None and size % self._replicas == 0
         return Batch(
             *(epoch, index, step, size, last, even, slices, fingerprint, stream_state),
             varying_widths=self._collates,
@@ -395,8 +400,9 @@ class Loader:
             self._state_seconds,
         )
         if isinstance(source, SharedStream):
-            # a transform may ask for partners in the rest of the global batch
-            replicas = range(self._replicas) if self._has_transform else self._local_replicas
+            # a transform may ask for partners in the rest of the global batch, and parts are cut elsewhere
+            needs_all = self._has_transform or self._parts is not None
+            replicas = range(self._replicas) if needs_all else self._local_replicas
             batches = source.shared_batches(cut, step, stream_state, self._replicas, replicas)
         else:
             batches = global_batches(source, cut, step, stream_state, self._is_on_device)

@@ -35,15 +35,26 @@ def steps_per_epoch(length: int, global_batch_size: int, drop_remainder: bool) -
     return steps
 
 
-def slice_bounds(size: int, replicas: int, replica: int) -> tuple[int, int]:
+def slice_bounds(
+    size: int, replicas: int, replica: int, parts: int | None = None
+) -> tuple[int, int]:
     """The contiguous part of a global batch of `size` samples that is the local batch of a replica.
 
     Sizes differ by at most one and the larger ones come first, so some local batches are empty when there
     are fewer samples than replicas.
 
+    Args:
+        size: Number of samples.
+        replicas: Number of replicas.
+        replica: Index of the replica.
+        parts: Number of parts, of which each replica gets whole ones; None: samples are shared equally.
+
     Returns:
         Start and stop, positions within the global batch.
     """
+    if parts is not None:
+        first, end = slice_bounds(parts, replicas, replica)
+        return slice_bounds(size, parts, first)[0], slice_bounds(size, parts, end - 1)[1]
     smaller, remainder = divmod(size, replicas)
     start = replica * smaller + min(replica, remainder)
     return start, start + smaller + (replica < remainder)

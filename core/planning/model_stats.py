@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from isotrain.core.contracts.backend import tree_sum
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state import ModelBytes
@@ -98,7 +99,10 @@ def _exchanged_bytes(
 ) -> float | None:
     """Bytes that each process sends per step; None for a pipeline run whose layers are not measured."""
     sent = 0.0
-    if plan.replicas > 1:
+    spec = resolved_spec.spec
+    if spec.parts is not None:
+        sent = tree_sum.exchanged_bytes(plan.gradient_bytes or 0, spec.parts, plan.replicas)
+    elif plan.replicas > 1:
         strategy_bytes = resolved_spec.strategy.exchanged_bytes(
             plan.gradient_bytes or 0, plan.replicas
         )

@@ -133,10 +133,12 @@ def _resolve(
         require_backend_step(strategy, "gradients")
     if spec.on_nan == "skip":
         require_backend_step(strategy, "on_nan: skip")
+    _require_ordered_sums(spec, strategy, adapter, devices)
     notes = [*devices.notes, *notes_on_updates, *_compile_notes(spec, strategy, adapter)]
     _require_gradient_norm(spec, strategy, count)
     notes += _average_notes(spec, strategy, count)
     notes += _per_replica_notes(spec, strategy, adapter)
+    notes += _reproducible_notes(spec)
     notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
     for each in spec.update_specs.values():
         notes += adapter.check(each, options, replicas=count)
@@ -151,7 +153,7 @@ def _resolve(
         notes.append(
             f"{strategy.name}: {parallel_layout.name} runs communicate over {collective}, not {requested}"
         )
-    threads = spec.threads or resources.cores(mesh.total_size)
+    threads = spec.threads or (1 if spec.reproducible else resources.cores(mesh.total_size))
     return Plan(
         **_spec_fields(spec, count),
         backend=adapter.name,
@@ -217,7 +219,7 @@ def _spec_fields(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
         "strategy_options": spec.strategy.options,
         "precision": spec.precision,
         "global_batch_size": global_batch_size,
-        "local_batch_sizes": _local_batch_sizes(global_batch_size, replicas),
+        "local_batch_sizes": _local_batch_sizes(global_batch_size, replicas, spec.parts),
         "gradient_accumulation_steps": spec.gradient_accumulation_steps,
         "scaling": f"{spec.scaling.rule} (x {factor:g})",
         "optimizer": spec.optimizer.name,
@@ -333,10 +335,10 @@ def _require_step_contexts(spec: TrainingSpec, strategy: Strategy, adapter: Adap
             " `values` and `frozen`."
         )
     called = [name for each in objectives if callable(each) for name in called_collectives(each)]
-    if called and spec.gradient_accumulation_steps > 1:
+    if called and (spec.gradient_accumulation_steps > 1 or spec.reproducible):
+        cutting = "reproducible" if spec.reproducible else "gradient_accumulation_steps"
         raise UnsupportedError(
-            f"objective: step.{called[0]}: with gradient_accumulation_steps it would see the micro-batch"
-            " alone. Leave that out."
+            f"objective: step.{called[0]}: with {cutting} it would see the micro-batch alone. Leave that out."
         )
     if called and (local_reason := _local_update_reason(strategy)):
         raise UnsupportedError(
@@ -390,6 +392,45 @@ def _require_sample_draws(spec: TrainingSpec, strategy: Strategy, adapter: Adapt
         raise UnsupportedError(
             f"random_layers: per-sample: {reason}. Use random_layers: per-replica, or strategy data-parallel."
         )
+
+
+def _require_ordered_sums(
+    spec: TrainingSpec, strategy: Strategy, adapter: Adapter, devices: Devices
+) -> None:
+    """Refuses `reproducible` where sums or kernels depend on the number of replicas.
+
+    Raises:
+        UnsupportedError: Strategy, backend or device cannot keep them.
+        PlanError: There are more replicas than parts of the global batch.
+    """
+    if spec.parts is None:
+        return
+    require_backend_step(strategy, "reproducible")
+    capabilities = adapter.capabilities_for(strategy.parallel_layout.name)
+    if reasons := capabilities.missing({Capability.ORDERED_SUMS}):
+        raise UnsupportedError(
+            f"reproducible: backend {adapter.name!r} has {'; '.join(reasons)}. Leave it out, or"
+            " choose another backend."
+        )
+    if devices.kind == "gpu":
+        raise UnsupportedError(
+            "reproducible: kernels of GPUs may add in another order each time. Use device: cpu."
+        )
+    if devices.replicas > spec.parts:
+        raise PlanError(
+            f"reproducible: {devices.replicas} replicas, and the global batch has {spec.parts} parts. Use"
+            f" fewer replicas, or reproducible: {{granularity: {1 << (devices.replicas - 1).bit_length()}}}."
+        )
+
+
+def _reproducible_notes(spec: TrainingSpec) -> list[str]:
+    if spec.parts is None:
+        return []
+    return [
+        f"reproducible: each global batch is computed in {spec.parts} parts, and everything is summed over"
+        " these in one order: results are equal to the bit for any number of replicas up to that, with the"
+        " same framework, kernels and threads"
+    ]
 
 
 def _require_momentum(spec: TrainingSpec, strategy: Strategy) -> None:
@@ -558,8 +599,9 @@ def _per_replica_notes(spec: TrainingSpec, strategy: Strategy, adapter: Adapter)
     ]
 
 
-def _local_batch_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
+def _local_batch_sizes(global_batch_size: int, replicas: int, parts: int | None) -> tuple[int, ...]:
     bounds = (
-        sampler.slice_bounds(global_batch_size, replicas, replica) for replica in range(replicas)
+        sampler.slice_bounds(global_batch_size, replicas, replica, parts)
+        for replica in range(replicas)
     )
     return tuple(stop - start for start, stop in bounds)

@@ -22,11 +22,8 @@ def batches_with_single_sample(spec: TrainingSpec, plan: Plan, samples: int | No
         sizes.append(rest)
     if spec.batch_norm == "global":
         return [size for size in sizes if size == 1]
-    return [
-        size
-        for size in sizes
-        if 1 in sampler.slice_sizes(size, plan.replicas, spec.gradient_accumulation_steps)
-    ]
+    cut = spec.parts or plan.replicas, spec.gradient_accumulation_steps
+    return [size for size in sizes if 1 in sampler.slice_sizes(size, *cut)]
 
 
 def describe_single_samples(plan: Plan, sizes: list[int]) -> str:

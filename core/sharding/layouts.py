@@ -81,6 +81,7 @@ _UPDATES_ALL_WEIGHTS = (
     Capability.SYNCHRONOUS_STEP,
     Capability.LOCAL_STEP,
     Capability.AVERAGE_PARAMETERS,
+    Capability.ORDERED_SUMS,
 )
 """Capabilities that need a replica that updates all weights."""
 

@@ -181,6 +181,7 @@ def json_schema() -> dict[str, Any]:
         ("scaling", ("none",)),
         ("initial_weights", ()),
         ("early_stopping", ()),
+        ("reproducible", ("bits",)),
     ):
         fields[name] = _with_shorthand(fields[name], choices)
     update = schema["$defs"]["Update"]["properties"]

@@ -295,6 +295,22 @@ class Swa(_WeightAverage):
         return 1 / (count + 1)
 
 
+class Reproducible(SpecModel):
+    """Results that are equal to the bit for any number of replicas."""
+
+    granularity: Count = Field(
+        default=8,
+        description="Parts of a global batch, a power of two: the largest number of replicas.",
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """Refuses numbers of parts that are no power of two."""
+        parts = fields.get("granularity", 1)
+        if isinstance(parts, int) and parts > 0 and parts & (parts - 1):
+            yield Problem("a power of two", ("granularity",), parts)
+
+
 class Evaluation(SpecModel):
     """Evaluation: intervals and batch size."""
 

@@ -413,6 +413,12 @@ class RepeatedOrderFields(TypedDict, total=False):
     times: int
 
 
+class ReproducibleFields(TypedDict, total=False):
+    """Results that are equal to the bit for any number of replicas."""
+
+    granularity: int
+
+
 class RmsPropFields(TypedDict, total=False):
     """RMSprop."""
 
@@ -567,6 +573,7 @@ class SpecFields(TypedDict, total=False):
     steps: int | None
     epoch_steps: int | None
     gradient_accumulation_steps: int
+    reproducible: Literal['bits'] | ReproducibleFields | None
     order: Literal['sequential', 'shuffled', 'balanced'] | SequentialOrderFields | ShuffledOrderFields | WeightedOrderFields | BalancedOrderFields | RepeatedOrderFields | ByLengthOrderFields | CallableOrderFields | str | Callable[..., Any] | None
     shuffle: bool
     drop_remainder: bool

@@ -52,6 +52,7 @@ from isotrain.core.spec.sections import (
     Optimizer,
     Order,
     Profile,
+    Reproducible,
     Scaling,
     Schedule,
     StrategyChoice,
@@ -97,6 +98,10 @@ def _initial_weights(value: Any) -> Any:
 
 def _ema(value: Any) -> Any:
     return {"decay": value} if isinstance(value, int | float) else value
+
+
+def _reproducible(value: Any) -> Any:
+    return {} if value == "bits" else value
 
 
 def _profile(value: Any) -> Any:
@@ -337,6 +342,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     gradient_accumulation_steps: Count = Field(
         default=1, description="Micro-batches whose gradients make up one step."
     )
+    reproducible: Annotated[Reproducible | None, BeforeValidator(_reproducible)] = Field(
+        default=None,
+        description="Whether results are equal to the bit for any number of replicas: bits, or {granularity: "
+        "8}, the parts of a global batch that are micro-batches; null: they are equal to rounding.",
+    )
     order: Order | None = Field(
         default=None,
         description="Order of the samples: a name, {name: ..., ...}, or a callable (seed, epoch, length,"
@@ -471,6 +481,8 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         if fields.get("random_layers") == "per-sample" and fields.get("compile"):
             hint = "a compiled step draws by numbers of its own"
             yield Problem("per-replica with compile", ("random_layers",), "per-sample", hint)
+        if fields.get("reproducible") is not None:
+            yield from _reproducible_problems(fields)
         if fields.get("compile") and fields.get("recompute"):
             hint = "the compiler itself decides what it keeps"
             yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)
@@ -483,6 +495,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         if fields.get("loss_scale") is not None and precision != "float16":
             hint = "leave loss_scale out"
             yield Problem("precision float16 with loss_scale", ("precision",), precision, hint)
+
+    @property
+    def parts(self) -> int | None:
+        """Parts of a global batch whatever the number of replicas (`reproducible`); None without it."""
+        return None if self.reproducible is None else self.reproducible.granularity
 
     @property
     def weight_average(self) -> Ema | Swa | None:
@@ -694,6 +711,29 @@ def _global_statistics_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
         value = fields.get(name)
         if (value and value != 1) or value is True:
             yield Problem(f"batch_norm: local with {name}", ("batch_norm",), "global", hint)
+
+
+def _reproducible_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of fields whose results depend on the number of replicas."""
+    others = {
+        "gradient_accumulation_steps": "the parts of the global batch are the micro-batches",
+        "batch_norm": "its sums over replicas have no order",
+        "per_replica": "there is one for each replica",
+        "local_batch_size": "the global batch would grow with the number of replicas",
+        "updates": "steps of several updates are not summed in one order",
+        "compile": "the compiler rounds by what it has seen of the batches",
+        "metrics_over_all": "it takes the predictions of whole local batches",
+    }
+    allowed: tuple[Any, ...] = (None, 1, "local", (), [], {})
+    for name, hint in others.items():
+        value = fields.get(name)
+        if value not in allowed or value is True:
+            yield Problem(f"no {name} with reproducible", (name,), value, hint)
+    if fields.get("precision") == "float16":
+        hint = "its loss scale is not summed in one order"
+        yield Problem(
+            "float32, float64 or bfloat16 with reproducible", ("precision",), "float16", hint
+        )
 
 
 def _unevaluated_metrics(fields: Mapping[str, Any]) -> Iterator[Problem]:

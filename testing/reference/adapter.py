@@ -29,7 +29,7 @@ _PRECISIONS = ("float32", "float64")
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _UNSTAGED = Capabilities.none("its networks are not cut")
 _REPLICATED = REPLICATED_CAPABILITIES.with_changes(
-    lacks={Capability.BFLOAT16_COLLECTIVES: "NumPy has no bfloat16"}
+    has={Capability.ORDERED_SUMS}, lacks={Capability.BFLOAT16_COLLECTIVES: "NumPy has no bfloat16"}
 )
 
 

@@ -1,8 +1,9 @@
-"""Flattening of many arrays into one vector, so that one collective carries them all."""
+"""Flattening of many arrays into one vector, so that one collective carries them all; copies of arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -26,4 +27,13 @@ def unflatten_like(vector: Array, arrays: Sequence[Array]) -> list[Array]:
 def unflatten_into(vector: Array, arrays: Sequence[Array]) -> None:
     """Copies a vector, shape [total size], into arrays, in place."""
     for array, value in zip(arrays, unflatten_like(vector, arrays), strict=True):
+        array[...] = value
+
+
+@contextlib.contextmanager
+def restored(arrays: Sequence[Array]) -> Iterator[None]:
+    """Context after which arrays, of any shapes, have the values from before it."""
+    before = [array.copy() for array in arrays]
+    yield
+    for array, value in zip(arrays, before, strict=True):
         array[...] = value

@@ -6,7 +6,7 @@ Arrays are NumPy's, of the spec's precision; NumPy computes at once, so no resul
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from isotrain.plugin import (
     map_tree,
 )
 from isotrain.testing.reference.comm import Communicator
-from isotrain.testing.reference.flatten import flatten, unflatten_into
+from isotrain.testing.reference.flatten import flatten, restored, unflatten_into
 from isotrain.testing.reference.layers import Array
 from isotrain.testing.reference.losses_and_metrics import mean
 from isotrain.testing.reference.network import Network
@@ -171,6 +171,38 @@ class ReferenceGroup(ReplicaGroup):
 
     def evaluation_step(self, batch: Batch) -> None:
         self._trainer.evaluate(batch.slices[0])
+
+    def part_sums(self, batch: Batch) -> Iterator[list[list[Array]]]:
+        trainer = self._trainer
+        statistics = trainer.part("statistics")
+        for micro_batch in batch.slices[0]:
+            with restored([*statistics, trainer.metrics.sums]):
+                trainer.metrics.reset()
+                loss, gradients = trainer.contribution([micro_batch])
+                weighted = [each * each.dtype.type(micro_batch.weight) for each in statistics]
+                sums = [*gradients, loss, *weighted, trainer.metrics.sums.copy()]
+            yield [sums]
+
+    def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[Array]]]:
+        accumulators = [self._trainer.losses, self._trainer.evaluated.sums]
+        for micro_batch in batch.slices[0]:
+            with restored(accumulators):
+                for each in accumulators:
+                    each[...] = 0
+                self._trainer.evaluate([micro_batch])
+                sums = [each.copy() for each in accumulators]
+            yield [sums]
+
+    def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[Array]]) -> None:
+        trainer = self._trainer
+        accumulators = [trainer.losses, trainer.evaluated.sums]
+        if phase == "train":
+            accumulators = [trainer.metrics.sums]
+            for statistic, value in zip(trainer.part("statistics"), sums[0], strict=False):
+                statistic[...] = value
+        if self._communicator.replica == 0:
+            for total, value in zip(accumulators, sums[0][-len(accumulators) :], strict=True):
+                total += value
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         return [self._trainer.predict(replica_inputs) for replica_inputs in inputs]

@@ -58,6 +58,7 @@ class GraphCache:
         compiles: bool = False,
         callables: Sequence[Any] = (),
         carried: Sequence[Any] = (),
+        optimizes: bool = True,
     ) -> None:
         """Captures nothing yet.
 
@@ -68,6 +69,7 @@ class GraphCache:
             compiles: Whether `torch.compile` compiles the captured graphs.
             callables: Losses or an objective that are called besides layers, and may have attributes.
             carried: Keras variables whose previous values gradients may need.
+            optimizes: Whether to replay faster graphs, which agree up to rounding, where a batch shows that.
         """
         self.refusal: str | None = None
         self._compiles = compiles
@@ -78,6 +80,7 @@ class GraphCache:
         others = distinct([*model.non_trainable_variables, *carried])
         self._variables = [*model.trainable_variables, *others]
         self._carried = carried
+        self._optimizes = optimizes
         self._verifier = Verifier(
             compute,
             [variable.value for variable in model.trainable_variables],
@@ -288,7 +291,7 @@ class GraphCache:
             self._warn_excluded()
         elif difference is not None:
             self._refuse(captured.with_uses(difference))
-        elif is_first:
+        elif is_first and self._optimizes:
             optimized = captured.traced_graph.optimized
             self._try_faster(captured, optimized, expected, (inputs, targets))
             if self._compiles:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
 
 from isotrain.adapters.torch.comm.base import Communicator
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
-from isotrain.plugin import Slice
+from isotrain.plugin import ReduceOp, Slice
 
 
 class SliceWeights:
@@ -32,6 +34,7 @@ class SliceWeights:
         communicator: Communicator,
         local: bool = False,
         is_padding_deferred: bool = False,
+        rows: int | None = None,
     ) -> None:
         """Prepares a step.
 
@@ -41,11 +44,14 @@ class SliceWeights:
             communicator: Communicator of the replica.
             local: Whether gradients are those of this replica's mean loss, not of the global one.
             is_padding_deferred: Whether to correct for padding after the all-reduce of gradients and loss.
+            rows: Largest number of slices of a replica, where the slices' weights add up to 1 over all
+                replicas, and are added in the order of the slices; None: they are added natively.
         """
         self.micro_batches = micro_batches
         self._trainer = trainer
         self._communicator = communicator
         self._local = local
+        self._rows = rows
         self.is_padding_deferred = (is_padding_deferred or local) and trainer.may_ignore_padding
         self.weight = (
             micro_batches[0].weight
@@ -98,7 +104,7 @@ class SliceWeights:
         )
         if self._local:
             return self.weight - padding.sum()
-        return 1 - self._communicator.all_reduce(padding.sum(), "mean")
+        return 1 - self._over_replicas(padding, "mean")
 
     def _weigh_means(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weighs a loss of shape `[2, 1 + losses]`: means, and denominators."""
@@ -126,8 +132,20 @@ class SliceWeights:
             [d.double() * (m.count > 0) for d, m in zip(per_slice, micro_batches, strict=True)]
         )
         weights = local.new_tensor([[micro_batch.weight] for micro_batch in micro_batches])
-        total = self._communicator.all_reduce(torch.cat([local, weights], 1).sum(0), "sum")
+        total = self._over_replicas(torch.cat([local, weights], 1), "sum")
         return torch.cat([weights, local * (total[-1] / _nonzero(total[:-1]))], 1)
+
+    def _over_replicas(self, values: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """Sum of float64 values of each slice, shape `[slices, ...]`, over slices and, by `op`, replicas.
+
+        Weights that add up to 1 make means, and not sums.
+        """
+        if self._rows is None:
+            return self._communicator.all_reduce(values.sum(0), op)
+        padded = values.new_zeros((self._rows, *values.shape[1:]))
+        padded[: len(values)] = values
+        by_replica = self._communicator.all_gather(padded)
+        return functools.reduce(operator.add, by_replica.flatten(0, 1))
 
 
 class EvaluationLoss:
@@ -161,6 +179,11 @@ class EvaluationLoss:
             sums[0] += means * torch.cat([denominators.new_tensor([count]), denominators[1:]])
             sums[1, 1:] += denominators[1:]
         self._sums[1, 0] += count
+
+    @property
+    def sums(self) -> torch.Tensor:
+        """Sums of losses, and of their denominators: float64, shape `[2, 1 + losses]`."""
+        return self._sums
 
     def pop_mean(self, total: Callable[[torch.Tensor], torch.Tensor]) -> float:
         """Mean loss over the samples of all replicas; resets the accumulators. Collective.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,25 @@ class MetricCollection:
             total += addend.reshape(total.shape)
             start += total.numel()
 
-    def sums(self) -> list[torch.Tensor]:
-        """Accumulators of the training metrics, of any shapes."""
-        return [total for metric in self.training for total in metric.sums]
+    def sums(self, phase: Phase = "train") -> list[torch.Tensor]:
+        """Accumulators of a phase, of any shapes: those of the metrics, and of the evaluation loss."""
+        metrics = self.training if phase == "train" else self._evaluation
+        losses = [] if phase == "train" else [self._evaluation_loss.sums]
+        return losses + [total for metric in metrics for total in metric.sums]
+
+    @contextlib.contextmanager
+    def measuring(self, phase: Phase) -> Iterator[list[torch.Tensor]]:
+        """Context whose list has, on exit, what was added to the accumulators of a phase, which stay."""
+        before = [(total, total.clone()) for total in self.sums(phase)]
+        added: list[torch.Tensor] = []
+        for total, _ in before:
+            total.zero_()
+        yield added
+        for total in self.sums(phase):  # metrics may have built some
+            added.append(total.clone())
+            total.zero_()
+        for total, value in before:
+            total.copy_(value)
 
 
 def _update(metrics: Sequence[Metric], micro_batch: Slice, predictions: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +56,9 @@ from isotrain.plugin import (
     map_tree,
 )
 
+_ALIGNMENT = 64
+"""Bytes to which torch aligns the memory that it allocates on CPUs."""
+
 
 class TorchReplicaGroup(ReplicaGroup):
     """Replica group of one process: one replica's trainer, and its communicator.
@@ -88,13 +91,18 @@ class TorchReplicaGroup(ReplicaGroup):
         """
         torch.set_num_threads(backend_config.threads)
         self._spec = spec
+        self._parts = spec.parts
         self._device = device
         self._is_cpu = device.type == "cpu"
         self.trainer = trainer or self._build(spec, device)
         self.trainer.begin_step()
+        if spec.reproducible:
+            _align(self.trainer.tensors().values())
         self.communicator = connect()
         self.trainer.set_split(
-            self.communicator.replicas > 1 or spec.gradient_accumulation_steps > 1
+            self.communicator.replicas > 1
+            or spec.gradient_accumulation_steps > 1
+            or spec.reproducible is not None
         )
         self.communicator.wrap(self.trainer)
         self.trainer.step.connect(
@@ -155,7 +163,9 @@ class TorchReplicaGroup(ReplicaGroup):
     def _to_device(self, array: Any) -> torch.Tensor:
         """Tensor on the device, of an array's shape and dtype."""
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        return tensor if self._is_cpu else gpu.copy_from_host(tensor, self._device)
+        if self._is_cpu:
+            return tensor if self._parts is None else tensor.clone()
+        return gpu.copy_from_host(tensor, self._device)
 
     def set_frozen(self, names: Collection[str]) -> None:
         self.trainer.zero_gradients()
@@ -352,6 +362,39 @@ class TorchReplicaGroup(ReplicaGroup):
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
             for parameter in self.trainer.trainable.values()
         ]
+
+    def part_sums(self, batch: Batch) -> Iterator[list[list[torch.Tensor]]]:
+        assert self._parts is not None
+        trainer = self.trainer
+        trainer.begin_step()
+        trainer.step.set_batch(batch)
+        rows = -(-self._parts // self.replicas)
+        slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator, rows=rows)
+        statistics = trainer.changing_statistics()
+        counters = [each for each in trainer.frozen.values() if not each.is_floating_point()]
+        for index, micro_batch in enumerate(batch.slices[0]):
+            trainer.zero_gradients()
+            restored = [*statistics, *counters] if index else statistics  # counters count steps
+            with restored_after(restored), self._metrics.measuring("train") as sums:
+                share = self._backward(slice_weights, index, trainer.loss_module.forward, None)
+                weighted = [each * micro_batch.weight for each in statistics]
+            yield [[*self._unscaled_gradients(), share, *weighted, *sums]]
+
+    def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[torch.Tensor]]]:
+        for micro_batch in batch.slices[0]:
+            with self._metrics.measuring("evaluation") as sums:
+                self.evaluation_step(replace(batch, slices=((micro_batch,),)))
+            yield [sums]
+
+    def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[torch.Tensor]]) -> None:
+        statistics = self.trainer.changing_statistics() if phase == "train" else []
+        added = sums[0][len(statistics) :]
+        with torch.no_grad():
+            for statistic, value in zip(statistics, sums[0], strict=False):
+                statistic.copy_(value)
+            if self.communicator.rank == 0:
+                for total, value in zip(self._metrics.sums(phase), added, strict=True):
+                    total.add_(value)
 
     def apply_gradients(
         self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float
@@ -619,6 +662,13 @@ class TorchReplicaGroup(ReplicaGroup):
     def close(self) -> None:
         self.trainer.close()
         self.communicator.close()
+
+
+def _align(tensors: Iterable[torch.Tensor]) -> None:
+    """Moves tensors, any shapes, to addresses as torch allocates: matrix kernels add by alignment."""
+    for tensor in tensors:
+        if tensor.data_ptr() % _ALIGNMENT:
+            tensor.data = tensor.data.clone()
 
 
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:

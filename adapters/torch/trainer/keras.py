@@ -237,6 +237,7 @@ class KerasTrainer(ReplicaTrainer):
             spec.compile,
             compute.callables,
             carried,
+            optimizes=spec.reproducible is None,
         )
 
     def _refusing_named_losses(self, compute: Compute) -> Compute:

@@ -27,6 +27,7 @@ class Capability(StrEnum):
     PIPELINE_STEP = "pipeline-step"
     UNSHARD_WEIGHTS = "unshard-weights"
     HYBRID_SHARDING = "hybrid-sharding"
+    ORDERED_SUMS = "ordered-sums"
 
 
 _NOT_REPLICATED = {
@@ -42,6 +43,7 @@ _NOT_REPLICATED = {
 }
 """Reasons why groups of the parallel layout `replicated` lack the capabilities of other layouts."""
 _BFLOAT16 = "the backend does not declare that its collectives sum bfloat16"
+_ORDERED_SUMS = "the backend does not declare that it leaves sums over micro-batches to isotrain"
 _UNDECLARED = "the backend does not declare it"
 
 
@@ -105,7 +107,8 @@ REPLICATED_CAPABILITIES = Capabilities(
             Capability.SUBGROUPS,
         }
     ),
-    _NOT_REPLICATED | {Capability.BFLOAT16_COLLECTIVES: _BFLOAT16},
+    _NOT_REPLICATED
+    | {Capability.BFLOAT16_COLLECTIVES: _BFLOAT16, Capability.ORDERED_SUMS: _ORDERED_SUMS},
 )
 """Capabilities of every backend's groups under layout `replicated`: what the required methods give."""
 

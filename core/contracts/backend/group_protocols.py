@@ -6,7 +6,7 @@ the caller.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -21,6 +21,8 @@ from isotrain.core.pipeline.profile import ModelProfile
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from isotrain.core.contracts.backend.replica_group import Phase
 
 CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
 
@@ -302,6 +304,42 @@ class GradientNormGroup(Protocol):
 
 
 @runtime_checkable
+class OrderedSumsGroup(Protocol):
+    """Replica group whose sums over parts of a batch are taken elsewhere, in one order (`ordered-sums`)."""
+
+    def part_sums(self, batch: Batch) -> Iterator[list[list[Tensor]]]:
+        """Computes what each micro-batch of a training step adds to the sums of the step.
+
+        Collectives come before the first result only: replicas may have different numbers of micro-batches.
+
+        Args:
+            batch: Micro-batches whose weights are fractions of the global batch.
+
+        Yields:
+            For each micro-batch in turn, for each local replica, tensors to be summed over all micro-batches
+            of all replicas: the gradients in the order of the weights' names, the loss, the changed moving
+            statistics times the weight, and the sums of training metrics. Statistics and metrics are left as
+            they were. Of a replica that has fewer micro-batches than another one the last are not used.
+        """
+
+    def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[Tensor]]]:
+        """Computes what each micro-batch of an evaluation adds to loss and metrics; changes nothing. Local.
+
+        Yields:
+            For each micro-batch in turn, for each local replica, tensors as in `part_sums`.
+        """
+
+    def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[Tensor]]) -> None:
+        """Sets moving statistics, and adds sums over all parts to the metrics of replica 0 alone. Local.
+
+        Args:
+            phase: Phase of the metrics.
+            sums: For each local replica the sums of what follows the loss in `part_sums`, or all of
+                `evaluation_part_sums`.
+        """
+
+
+@runtime_checkable
 class ProfilingGroup(Protocol):
     """Replica group whose framework has a profiler (`profile` of the spec)."""
 
@@ -329,5 +367,6 @@ GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     FreezingGroup: frozenset(),
     GradientNormGroup: frozenset(),
     ProfilingGroup: frozenset(),
+    OrderedSumsGroup: frozenset({Capability.ORDERED_SUMS}),
 }
 """Protocol to the capabilities that a group has by it."""

@@ -31,6 +31,7 @@ class BatchBuilder:
         self._group = session_context.group
         self._to_device = session_context.loaders.to_device
         self._accumulation = session_context.spec.gradient_accumulation_steps
+        self._is_reproducible = session_context.spec.reproducible is not None
         self._has_stages = STAGE in session_context.plan.device_mesh.sizes
         self._trainer_state = trainer_state
 
@@ -45,6 +46,11 @@ class BatchBuilder:
             raise UnsupportedError(
                 "session.batch: in pipeline runs several processes share a replica, and arrays of one process"
                 " have no replica. Give the spec `data`, or take a strategy without stages."
+            )
+        if self._is_reproducible:
+            raise UnsupportedError(
+                "session.batch: with reproducible, every process must know the parts of the global batch, and"
+                " here each has rows of its own. Give the spec `data`, or leave reproducible out."
             )
         parts = _as_parts(inputs, targets, sample_weights)
         rows = require_equal_rows(parts)

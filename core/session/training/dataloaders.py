@@ -143,7 +143,8 @@ class DataLoaders:
         self._group = group
         self._collate = collate_of(spec)
         self._local_rank, self._local_world_size = context.local_rank, context.local_world_size
-        self._loaders: dict[int, Loader] = {}  # of validation sets by `id`, with their workers
+        self._loaders: dict[tuple[int, int | None], Loader] = {}
+        """Loaders of validation sets by `id` and number of parts, with their workers."""
         self._training_loader: Loader | None = None
         self._transform = None if spec.transform is None else import_strings.resolve(spec.transform)
 
@@ -258,6 +259,11 @@ class DataLoaders:
         to_device: ToDevice | None,
         workers: WorkerSettings | None,
     ) -> Loader:
+        if self._spec.reproducible and isinstance(self.data.train, ShardedStream):
+            raise DataError(
+                "reproducible: the training data shard themselves, into other global batches for each number"
+                " of replicas. Give arrays, or a stream of global batches."
+            )
         return Loader(
             self.data.train,
             global_batch_size=self._global_batch_size,
@@ -267,6 +273,7 @@ class DataLoaders:
             drop_remainder=self._spec.drop_remainder,
             order=self._order,
             gradient_accumulation_steps=self._spec.gradient_accumulation_steps,
+            parts=self._spec.parts,
             transform=self._transform,
             tries_transform=self._group.replicas > 1
             and to_device is not None
@@ -317,14 +324,19 @@ class DataLoaders:
             return source
         return with_collate(source, self._collate)
 
-    def evaluation(self, source: Any) -> Iterator[Batch]:
+    def evaluation(self, source: Any, parts: int | None = None) -> Iterator[Batch]:
         """One unshuffled pass over a data set, for the local replicas.
 
         Worker processes stay for the next pass if the data set is one of the validation sets.
+
+        Args:
+            source: Data set.
+            parts: Parts of each global batch, which are the slices; None: one slice for each replica.
         """
-        loader = self._loaders.get(id(source)) or self._evaluation_loader(source)
+        key = id(source), parts
+        loader = self._loaders.get(key) or self._evaluation_loader(source, parts)
         if any(source is each for each in self.data.all_validation.values()):
-            self._loaders[id(source)] = loader
+            self._loaders[key] = loader
             yield from loader
         else:
             with contextlib.closing(loader):
@@ -338,7 +350,7 @@ class DataLoaders:
         if self._host_reader is not None:
             self._host_reader.close()
 
-    def _evaluation_loader(self, source: Any) -> Loader:
+    def _evaluation_loader(self, source: Any, parts: int | None) -> Loader:
         return Loader(
             source,
             global_batch_size=self._spec.evaluation.batch or self._global_batch_size,
@@ -346,6 +358,7 @@ class DataLoaders:
             local_replicas=self._group.local_replicas,
             seed=self._spec.seed,
             drop_remainder=False,
+            parts=parts,
             epochs=1,
             to_device=self.to_device,
             is_on_device=self._group.is_on_device,

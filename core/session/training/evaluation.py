@@ -17,6 +17,7 @@ from isotrain.core.data.sources import ShardedStream
 from isotrain.core.errors import DataError, UnsupportedError
 from isotrain.core.session.training.consensus import require_same_samples
 from isotrain.core.session.training.context import SessionContext
+from isotrain.core.session.training.ordered_steps import OrderedSteps
 from isotrain.core.session.training.predictions import as_numpy, predict_batch
 from isotrain.core.session.training.weight_average import WeightAverage
 from isotrain.core.session.training.whole_set_metrics import WholeSetMetrics
@@ -47,6 +48,7 @@ class Evaluator:
         self._metrics_over_all = session_context.spec.metrics_over_all
         self._reporter = reporter
         self._average = average
+        self._spec = session_context.spec
         self._values = values
 
     def evaluate(self, data: Any) -> dict[str, float]:
@@ -58,11 +60,14 @@ class Evaluator:
             whole_set = WholeSetMetrics(self._metrics_over_all, self._group)
             if self._metrics_over_all:
                 _require_global_order(source, "metrics_over_all")
+            step = self._group.evaluation_step
+            if self._spec.reproducible is not None:
+                step = OrderedSteps(self._group, self._spec).evaluation_step
             with self._evaluated_weights():
-                for batch in self._loaders.evaluation(source):
+                for batch in self._loaders.evaluation(source, self._spec.parts):
                     self._reporter.enter("evaluate")  # again: timeouts.progress is for each batch
                     require_same_samples(self._group, batch)
-                    self._group.evaluation_step(replace(batch, values=self._values()))
+                    step(replace(batch, values=self._values()))
                     whole_set.add(batch)
             return self._group.collect_metrics("evaluation") | whole_set.results()
 

@@ -13,6 +13,7 @@ from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy, require_backend_step
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import SpecError
+from isotrain.core.session.training.ordered_steps import OrderedSteps
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -23,19 +24,24 @@ class GlobalGradients:
     def __init__(self, spec: TrainingSpec, strategy: Strategy, framework: str) -> None:
         """Resolves the function that the spec names for a framework."""
         self._strategy = strategy
+        self._spec = spec
+        self._ordered_steps: OrderedSteps | None = None
         self._computation: Callable[..., Any] | None = None
         self._function: Callable[..., Any] | None = None
         if spec.gradients is not None:
             self._function = import_strings.resolve(spec.for_framework("gradients", framework))
 
     @property
-    def are_transformed(self) -> bool:
-        """Whether the spec has a function of the gradients."""
-        return self._function is not None
+    def are_computed_here(self) -> bool:
+        """Whether steps take gradients of this class: the spec has a function of them, or orders sums."""
+        return self._function is not None or self._spec.reproducible is not None
 
     def of(self, group: ReplicaGroup, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Mean gradients over the global batch, as `Session.gradients`. Collective."""
         require_backend_step(self._strategy, "session.gradients")
+        if self._spec.reproducible is not None:
+            self._ordered_steps = self._ordered_steps or OrderedSteps(group, self._spec)
+            return self._ordered_steps.gradients(batch)
         gradients, loss = group.gradients(batch)
         if group.replicas > 1:
             weights = group.replica_weights(batch)

@@ -59,10 +59,11 @@ class WeightUpdate:
         self._require_one_source_of_rates()
         if group.needs_closure():
             require_backend_step(self._strategy, "optimizer.custom: its step needs a closure")
-            if spec.gradients is not None or spec.on_nan == "skip":
+            if spec.gradients is not None or spec.on_nan == "skip" or spec.reproducible:
                 raise SpecError(
-                    "optimizer.custom: its step needs a closure, and so takes no gradients that `gradients`"
-                    " or `on_nan: skip` have looked at. Leave these out, or use another optimizer."
+                    "optimizer.custom: its step needs a closure, and so takes no gradients that `gradients`,"
+                    " `on_nan: skip` or `reproducible` have computed. Leave these out, or use another"
+                    " optimizer."
                 )
         self._gradients = GlobalGradients(spec, self._strategy, plan.framework)
         self._skipper = (
@@ -138,7 +139,7 @@ class WeightUpdate:
     def step(self, batch: Batch, rate: float) -> Tensor:
         """Does the update by strategy and spec; returns the mean loss of the global batch. Collective."""
         group, gradients = self._group, self._gradients
-        if self._skipper is None and not gradients.are_transformed:
+        if self._skipper is None and not gradients.are_computed_here:
             return self._strategy.step(group, batch, rate)
         means, loss = self.gradients(batch)
         self.apply_gradients(batch, means, loss, rate)

@@ -106,6 +106,15 @@ def test_slices_are_contiguous_and_differ_by_at_most_one(size, replicas):
     assert sizes == sorted(sizes, reverse=True)
 
 
+@given(size=st.integers(0, 200), replicas=st.integers(1, 8))
+def test_replicas_have_whole_parts(size: int, replicas: int) -> None:
+    bounds = [sampler.slice_bounds(size, replicas, replica, 8) for replica in range(replicas)]
+    parts = [sampler.slice_bounds(size, 8, part) for part in range(8)]
+    assert [bounds[0][0], *(stop for _, stop in bounds)][-1] == size
+    assert {start for start, _ in bounds} <= {start for start, _ in parts}
+    assert all(a[1] == b[0] for a, b in pairwise(bounds))
+
+
 def test_fewer_samples_than_replicas_leave_the_last_ones_empty():
     assert [sampler.slice_bounds(2, 4, r) for r in range(4)] == [(0, 1), (1, 2), (2, 2), (2, 2)]
 

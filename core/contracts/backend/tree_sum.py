@@ -1,0 +1,126 @@
+"""Sums over the parts of a global batch, in the order of one binary tree for any number of replicas.
+
+Logical workers whose number does not change: Li et al., "EasyScale", SC '23.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from isotrain.core.contracts.backend.computations import flatten, unflatten
+from isotrain.core.contracts.backend.replica import Replica, Tensor
+from isotrain.core.data.sampler import slice_bounds
+
+_SMALL = 1 << 12
+"""Elements up to which vectors are all-gathered, and every replica adds all of them."""
+
+
+class SumTree:
+    """Binary tree over consecutive parts, built from left to right: halves of a subtree are added.
+
+    Attributes:
+        subtrees: First part, number of parts, and sums of tensors of the largest subtrees so far.
+    """
+
+    def __init__(self) -> None:
+        """Starts without parts."""
+        self.subtrees: list[tuple[int, int, Sequence[Tensor]]] = []
+
+    def add(self, first: int, count: int, sums: Sequence[Tensor]) -> None:
+        """Adds the subtree after the last one: the sums over `count` parts from part `first` on."""
+        while self.subtrees:
+            left_first, left_count, left = self.subtrees[-1]
+            if left_count != count or left_first % (2 * count):
+                break
+            self.subtrees.pop()
+            sums = list(map(operator.add, left, sums))
+            first, count = left_first, 2 * count
+        self.subtrees.append((first, count, sums))
+
+
+def subtrees_of_replicas(parts: int, replicas: int) -> list[list[tuple[int, int]]]:
+    """For each replica the first part and number of parts of the subtrees that it sums alone.
+
+    Args:
+        parts: Number of parts, a power of two.
+        replicas: Number of replicas, at most as many.
+    """
+    spans = []
+    for replica in range(replicas):
+        tree = SumTree()
+        for part in range(*slice_bounds(parts, replicas, replica)):
+            tree.add(part, 1, ())
+        spans.append([(first, count) for first, count, _ in tree.subtrees])
+    return spans
+
+
+def sum_over_replicas(replica: Replica, *sums: Sequence[Tensor], static: int) -> list[Tensor]:
+    """Computation that finishes a `SumTree` over all replicas. Collective.
+
+    Args:
+        replica: The replica that runs this computation.
+        *sums: Sums of each subtree of this replica: tensors of any shapes and dtypes.
+        static: Number of parts.
+
+    Returns:
+        Sums over all parts, in the shapes and dtypes of `sums[0]`, equal to the bit on all replicas.
+    """
+    spans = subtrees_of_replicas(static, replica.replicas)
+    rows = sums[: len(spans[replica.index])]
+    totals = list(rows[0])
+    if replica.replicas == 1:
+        return totals
+    for dtype in dict.fromkeys(tensor.dtype for tensor in totals):
+        indices = [index for index, tensor in enumerate(totals) if tensor.dtype == dtype]
+        vectors = [flatten(replica.ops, [row[index] for index in indices]) for row in rows]
+        total = _sum_of_vectors(replica, vectors, spans)
+        likes = [totals[index] for index in indices]
+        for index, tensor in zip(indices, unflatten(replica.ops, total, likes), strict=True):
+            totals[index] = tensor
+    return totals
+
+
+def _sum_of_vectors(
+    replica: Replica, vectors: Sequence[Tensor], spans: Sequence[Sequence[tuple[int, int]]]
+) -> Tensor:
+    """Sum of the vectors, of one length and dtype, of all subtrees of all replicas. Collective.
+
+    Each replica gets a segment of all vectors, adds these, and sends the others its segment of the sum. With
+    one subtree for each replica that is as many bytes as a ring all-reduce sends.
+    """
+    ops, replicas, length = replica.ops, replica.replicas, vectors[0].shape[0]
+    depth = max(map(len, spans))
+    segment = -(-length // replicas)
+    padding = ops.zeros((replicas * segment - length,), vectors[0].dtype)
+    rows = [ops.concatenate([vector, padding]) for vector in vectors]
+    rows += [ops.zeros_like(rows[0])] * (depth - len(rows))
+    if length <= _SMALL:
+        gathered = ops.reshape(replica.all_gather(ops.concatenate(rows)), (replicas, depth, -1))
+        return _finished(gathered, spans)[:length]
+    received: dict[int, Tensor] = {}
+    for shift in range(replicas):
+        destinations = [(index + shift) % replicas for index in range(replicas)]
+        start = destinations[replica.index] * segment
+        block = ops.concatenate([row[start : start + segment] for row in rows])
+        if shift:
+            block = replica.send_receive(block, destinations)
+        received[(replica.index - shift) % replicas] = ops.reshape(block, (depth, segment))
+    sums = replica.all_gather(_finished(received, spans))
+    return ops.reshape(sums, (replicas * segment,))[:length]
+
+
+def _finished(rows: Tensor, spans: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
+    """Sum of all subtrees: `rows[replica][index]` are vectors of one length."""
+    tree = SumTree()
+    for replica, replica_spans in enumerate(spans):
+        for index, (first, count) in enumerate(replica_spans):
+            tree.add(first, count, [rows[replica][index]])
+    ((_, _, (total,)),) = tree.subtrees
+    return total
+
+
+def exchanged_bytes(gradient_bytes: int, parts: int, replicas: int) -> float:
+    """Bytes that each replica sends per step for sums over all parts."""
+    depth = max(map(len, subtrees_of_replicas(parts, replicas)))
+    return (depth + 1) * (replicas - 1) / replicas * gradient_bytes

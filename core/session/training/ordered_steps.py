@@ -1,0 +1,97 @@
+"""Steps of `reproducible` runs: everything is summed over the parts of the global batch in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from isotrain.core.contracts.backend.group_hooks import Trait
+from isotrain.core.contracts.backend.group_protocols import OrderedSumsGroup
+from isotrain.core.contracts.backend.protocol_checks import require
+from isotrain.core.contracts.backend.replica import Tensor
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.tree_sum import SumTree, sum_over_replicas
+from isotrain.core.data.batch import Batch
+from isotrain.core.data.sampler import slice_bounds
+from isotrain.core.errors import UnsupportedError, first_of
+from isotrain.core.spec.training_spec import TrainingSpec
+
+_MAX_LAYERS = 6
+_DRAWS = "draw random numbers by replica. Set random_layers: per-sample"
+_SUMS = "sum statistics over replicas in no fixed order. Take these layers out of the model"
+
+
+class OrderedSteps:
+    """Gradients and evaluation steps whose bits do not depend on the number of replicas. Collective."""
+
+    def __init__(self, group: ReplicaGroup, spec: TrainingSpec) -> None:
+        """Checks the model.
+
+        Args:
+            group: Replica group of this process.
+            spec: Training spec with `reproducible`.
+
+        Raises:
+            UnsupportedError: The model has state or random numbers for each replica.
+        """
+        self._group = group
+        self._ordered = require(group, OrderedSumsGroup)
+        assert spec.parts is not None
+        self._parts = spec.parts
+        self._weights = len(group.describe_state(("trainable",)))
+        self._require_equal_layers(spec)
+
+    def _require_equal_layers(self, spec: TrainingSpec) -> None:
+        varying = {Trait.GLOBAL_STATISTICS: _SUMS}
+        if spec.random_layers == "per-replica":
+            varying[Trait.RANDOM] = _DRAWS
+        for trait, reason in varying.items():
+            layers = [each.layer for each in self._group.traits() if each.trait == trait]
+            if layers:
+                raise UnsupportedError(
+                    f"reproducible: {first_of(layers, _MAX_LAYERS)} {reason}, or"
+                    " leave reproducible out."
+                )
+        if carried := list(self._group.describe_state(("carry",))):
+            raise UnsupportedError(
+                f"reproducible: {first_of(carried, _MAX_LAYERS)}: each replica carries it from one call to"
+                " the next. Leave reproducible out, or use layers that are not stateful."
+            )
+
+    def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+        """Mean gradients over the global batch, and its loss, as `Session.gradients`."""
+        totals = self._total(batch, self._ordered.part_sums(self._fractions(batch)))
+        count = self._weights
+        self._ordered.add_part_sums("train", [sums[count + 1 :] for sums in totals])
+        return [sums[:count] for sums in totals], totals[0][count]
+
+    def evaluation_step(self, batch: Batch) -> None:
+        """Adds a batch's loss and metrics to the evaluation accumulators."""
+        sums = self._ordered.evaluation_part_sums(self._fractions(batch))
+        self._ordered.add_part_sums("evaluation", self._total(batch, sums))
+
+    def _fractions(self, batch: Batch) -> Batch:
+        """The batch with each slice's fraction of the global batch as its weight."""
+        slices = tuple(
+            tuple(replace(each, weight=each.count / batch.size) for each in micro_batches)
+            for micro_batches in batch.slices
+        )
+        return replace(batch, slices=slices, even=False)
+
+    def _total(
+        self, batch: Batch, part_sums: Iterable[Sequence[Sequence[Tensor]]]
+    ) -> list[list[Tensor]]:
+        """Sums over all parts, for each local replica."""
+        replicas = self._group.local_replicas
+        trees = [SumTree() for _ in replicas]
+        for index, sums in enumerate(part_sums):
+            for tree, replica, addends in zip(trees, replicas, sums, strict=True):
+                first, end = slice_bounds(self._parts, self._group.replicas, replica)
+                if first + index < end:
+                    tree.add(first + index, 1, addends)
+        rows = max(len(tree.subtrees) for tree in trees)
+        values = [
+            [tree.subtrees[min(row, len(tree.subtrees) - 1)][2] for tree in trees]
+            for row in range(rows)
+        ]
+        return self._group.compute(sum_over_replicas, *values, static=self._parts)

@@ -1,0 +1,136 @@
+"""Small models of several kinds and their data, for runs whose results must have the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+DRAW = np.random.default_rng(3)
+IMAGES = DRAW.standard_normal((60, 12, 12, 1)).astype("float32")
+CLASSES = DRAW.integers(0, 10, 60)
+WEIGHTS = DRAW.random(60).astype("float32")
+WORDS = np.where(np.arange(9) < DRAW.integers(1, 10, 60)[:, None], DRAW.integers(1, 10, (60, 9)), 0)
+
+
+def images() -> Any:
+    return IMAGES, CLASSES
+
+
+def weighted_images() -> Any:
+    return IMAGES, CLASSES, WEIGHTS
+
+
+def words() -> Any:
+    return WORDS, np.roll(WORDS, 1, axis=1)
+
+
+def mlp() -> Any:
+    import keras
+
+    layers = keras.layers
+    hidden = [layers.Dense(64, "relu"), layers.Dense(33, "tanh")]
+    return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
+
+
+def cnn() -> Any:
+    """With group normalization, and with batch normalization over each part."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((12, 12, 1)),
+            layers.Conv2D(8, 3, padding="same"),
+            layers.GroupNormalization(4),
+            layers.Activation("relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(16, 3),
+            layers.BatchNormalization(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(10),
+        ]
+    )
+
+
+def transformer() -> Any:
+    import keras
+
+    layers = keras.layers
+    inputs = keras.Input((12, 12, 1))
+    hidden = layers.Dense(16)(layers.Reshape((12, 12))(inputs))
+    normal = layers.LayerNormalization()(hidden)
+    hidden = layers.Add()([hidden, layers.MultiHeadAttention(2, 8)(normal, normal)])
+    normal = layers.LayerNormalization()(hidden)
+    mixed = layers.Dense(16)(layers.Dense(32, "gelu")(normal))
+    pooled = layers.GlobalAveragePooling1D()(layers.Add()([hidden, mixed]))
+    return keras.Model(inputs, layers.Dense(10)(pooled))
+
+
+def dropping() -> Any:
+    import keras
+
+    layers = keras.layers
+    hidden = [layers.Dropout(0.3), layers.Dense(64, "relu"), layers.GaussianNoise(0.1)]
+    return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
+
+
+def lstm() -> Any:
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((12, 12, 1)),
+            layers.Reshape((12, 12)),
+            layers.LSTM(24),
+            layers.Dense(10),
+        ]
+    )
+
+
+def tagger() -> Any:
+    """Its loss leaves out padding, and so is divided by the number of words."""
+    import keras
+
+    layers = [keras.layers.Embedding(10, 12, mask_zero=True), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((9,)), *layers])
+
+
+def module() -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    normalized = [nn.Linear(144, 65), nn.ReLU(), nn.BatchNorm1d(65)]
+    return nn.Sequential(nn.Flatten(), *normalized, nn.Linear(65, 10))
+
+
+LOSS = {"name": "sparse_categorical_crossentropy", "from_logits": True}
+SPEC: dict[str, Any] = {
+    "data": images,
+    "loss": LOSS,
+    "metrics": ["sparse_categorical_accuracy", LOSS],
+    "optimizer": {"name": "adam", "lr": 0.003},
+    "clip": {"global_norm": 0.5},
+    "global_batch_size": 20,
+    "epochs": 18,
+    "validation_split": 0.2,
+    "reproducible": "bits",
+}
+"""Each epoch has batches of 20, 20 and 8 samples, and the last part of one is smaller than the others."""
+
+_ACCURACY = {"name": "sparse_categorical_accuracy", "weighted": True}
+CASES: dict[str, dict[str, Any]] = {
+    "mlp": SPEC | {"model": mlp},
+    "cnn": SPEC | {"model": cnn, "global_batch_size": 16},
+    "transformer": SPEC | {"model": transformer},
+    "lstm": SPEC | {"model": lstm},
+    "weighted": SPEC | {"model": mlp, "data": weighted_images, "metrics": [_ACCURACY]},
+    "tagger": SPEC | {"model": tagger, "data": words, "metrics": ["sparse_categorical_accuracy"]},
+    "dropout": SPEC | {"model": dropping, "random_layers": "per-sample"},
+    "float64": SPEC | {"model": mlp, "precision": "float64"},
+}
+NATIVE: dict[str, dict[str, Any]] = {
+    "module": SPEC | {"model": {"torch": module}, "global_batch_size": 16}
+}

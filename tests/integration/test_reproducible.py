@@ -1,0 +1,181 @@
+"""With `reproducible`, all numbers of a run are equal to the bit for any number of replicas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from integration.reproducible_models import CASES, NATIVE
+from integration.session_specs import spec
+
+import isotrain
+from isotrain.core.contracts.backend import tree_sum
+from isotrain.core.errors import SpecError
+from isotrain.testing.consecutive_sessions import launched_in_turn
+from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
+from isotrain.testing.reference.network import Network
+
+BITS = {"reproducible": "bits"}
+
+
+def normalized() -> Network:
+    last = Dense(5, 1, name="last")
+    return Network([Dense(3, 5, "tanh", name="first"), BatchNormalization(5, name="bn"), last])
+
+
+def dropping() -> Network:
+    return Network([Dense(3, 5, "tanh", name="first"), Dropout(0.5), Dense(5, 1, name="last")])
+
+
+def trained(session: isotrain.Session, name: str = "") -> dict[str, np.ndarray]:
+    """All that a session computes: losses, metrics, weights and optimizer state, by name."""
+    numbers: dict[str, list[float]] = {"losses": []}
+    for batch in session.batches():
+        numbers["losses"].append(float(session.step(batch)))
+        if batch.is_last_of_epoch:
+            for each, value in {**session.metrics(), **session.validate()}.items():
+                numbers.setdefault(each, []).append(value)
+    return {**{each: np.array(n) for each, n in numbers.items()}, **session.read_state()}
+
+
+def trained_in_another_order(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
+    """As `trained`, with a tree that adds the parts one after the other."""
+
+    def add(tree: tree_sum.SumTree, first: int, count: int, sums: Any) -> None:
+        if tree.subtrees:
+            first, before, left = tree.subtrees.pop()
+            count, sums = before + count, [a + b for a, b in zip(left, sums, strict=True)]
+        tree.subtrees.append((first, count, sums))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_sum.SumTree, "add", add)
+        return trained(session)
+
+
+def differing(results: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> list[str]:
+    """Names of what differs in a bit."""
+    assert results.keys() == others.keys()
+    return [name for name in results if results[name].tobytes() != others[name].tobytes()]
+
+
+def run(backend: str, replicas: int, work: Any = trained, **fields: Any) -> dict[str, np.ndarray]:
+    """What each rank has computed, which is equal on all of them."""
+    chosen = spec(
+        precision="float32", metrics=["mean_absolute_error"], validation_split=0.25, **fields
+    )
+    (first, *others) = launched_in_turn({"": chosen}, work, backend, replicas)
+    assert all(not differing(first[""], other[""]) for other in others)
+    return first[""]
+
+
+@pytest.mark.parametrize("case", ["plain", "clipped", "normalized", "uneven"])
+@pytest.mark.usefixtures("reference")
+def test_the_numpy_backend_has_the_same_bits(case: str) -> None:
+    fields: dict[str, Any] = {
+        "plain": {},
+        "clipped": {"clip": {"global_norm": 0.01}},
+        "normalized": {"model": {"numpy": normalized}, "global_batch_size": 12},
+        "uneven": {"global_batch_size": 7},
+    }[case]
+    first, *others = (run("reference", replicas, **BITS, **fields) for replicas in (1, 2, 3, 8))
+    assert [differing(first, other) for other in others] == [[], [], []]
+
+
+@pytest.mark.usefixtures("reference")
+def test_without_it_bits_depend_on_the_number_of_replicas() -> None:
+    assert differing(run("reference", 1), run("reference", 3))
+
+
+@pytest.mark.usefixtures("reference")
+def test_another_order_of_one_sum_shows() -> None:
+    fields = {**BITS, "global_batch_size": 9}
+    one = run("reference", 1, trained_in_another_order, **fields)
+    assert differing(one, run("reference", 1, **fields))
+    assert differing(one, run("reference", 3, trained_in_another_order, **fields))
+
+
+def until_killed(session: isotrain.Session) -> None:
+    """Trains until the process of the last rank ends itself, in the middle of an epoch."""
+    for batch in session.batches():
+        session.step(batch)
+        if session.steps_done == 8 and session.rank == session.replicas - 1:
+            os._exit(1)
+
+
+@pytest.mark.usefixtures("reference")
+def test_a_killed_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
+    policy = {"every_steps": 2, "background": False}
+    fields = spec(
+        **BITS, metrics=["mean_absolute_error"], global_batch_size=5, epochs=6, checkpoint=policy
+    )
+    options: dict[str, Any] = {"backend": "reference", "on_event": lambda event: None}
+    whole = isotrain.run(fields, replicas=2, output=tmp_path / "whole", **options)
+    killed: dict[str, Any] = {**options, "output": tmp_path / "killed"}
+    with pytest.raises(isotrain.IsotrainError):
+        isotrain.launch(until_killed, fields, replicas=3, **killed)
+    resumed = isotrain.run(fields, replicas=4, resume="auto", **killed)
+    assert not differing(whole.weights, resumed.weights)
+    assert whole.history == resumed.history
+
+
+@pytest.mark.usefixtures("reference")
+def test_random_layers_are_refused(tmp_path: Path) -> None:
+    fields = spec(**BITS, model={"numpy": dropping})
+    options: dict[str, Any] = {"output": tmp_path / "run", "on_event": lambda event: None}
+    with pytest.raises(isotrain.IsotrainError, match="random_layers: per-sample"):
+        isotrain.run(fields, backend="reference", replicas=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "local-sgd"}, "strategy 'local-sgd' exchanges"),
+        ({"reproducible": {"granularity": 2}}, r"Use fewer.*granularity: 4"),
+    ],
+)
+@pytest.mark.usefixtures("reference")
+def test_plans_that_depend_on_replicas_are_refused(fields: Any, message: str) -> None:
+    with pytest.raises(isotrain.IsotrainError, match=message):
+        isotrain.plan(spec(**{**BITS, **fields}), backend="reference", replicas=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("gradient_accumulation_steps", 2), ("batch_norm", "global"), ("precision", "float16")],
+)
+def test_fields_that_depend_on_replicas_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=f"{field}: got .*with reproducible"):
+        isotrain.TrainingSpec(**spec(**BITS, **{field: value}))
+
+
+@pytest.mark.usefixtures("reference")
+def test_the_plan_has_one_thread_and_the_bytes_of_an_all_reduce() -> None:
+    plan = isotrain.plan(spec(**BITS, threads=None), backend="reference", replicas=2)
+    assert plan.threads == 1
+    assert "in 8 parts" in " ".join(plan.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("backend", "counts"), [("torch-ddp", (1, 2, 3, 4, 8)), ("horovod-torch", (1, 3))]
+)
+def test_torch_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
+    _require_same_bits(CASES | NATIVE, backend, counts)
+
+
+def _require_same_bits(
+    cases: Mapping[str, dict[str, Any]], backend: str, counts: tuple[int, ...]
+) -> None:
+    first: dict[str, Any] | None = None
+    for replicas in counts:
+        for results in launched_in_turn(cases, trained, backend, replicas):
+            first = first or results
+            found = {case: differing(first[case], results[case]) for case in cases}
+            assert not any(found.values()), (replicas, found)
+    assert first is not None
+    assert all(len(results["losses"]) >= 50 for results in first.values())

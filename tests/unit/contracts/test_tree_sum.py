@@ -1,0 +1,96 @@
+"""Sums over the parts of a batch have the same bits for any number of replicas."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isotrain.core.contracts.backend.replica import Replica
+from isotrain.core.contracts.backend.tree_sum import (
+    SumTree,
+    exchanged_bytes,
+    subtrees_of_replicas,
+    sum_over_replicas,
+)
+from isotrain.core.data.sampler import slice_bounds
+from isotrain.testing.reference.tensor_ops import NumpyTensorOps
+
+PARTS = 8
+
+
+class ThreadedReplica(Replica):
+    """One of several replicas that are threads, and communicate by a list."""
+
+    ops = NumpyTensorOps()
+
+    def __init__(self, index: int, sent: list[Any], barrier: threading.Barrier) -> None:
+        self.index, self.replicas = index, len(sent)
+        self._sent, self._barrier = sent, barrier
+
+    def read(self, parts: Sequence[Any]) -> Any:
+        raise NotImplementedError
+
+    def write(self, parts: Sequence[Any], vector: Any) -> None:
+        raise NotImplementedError
+
+    def all_gather(self, tensor: Any) -> Any:
+        self._sent[self.index] = tensor
+        self._barrier.wait()
+        rows = np.stack(self._sent)
+        self._barrier.wait()
+        return rows
+
+
+def parts_of(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    generator = np.random.default_rng(len(shape))
+    return (generator.standard_normal((PARTS, *shape)) * 1e3).astype(dtype)
+
+
+def summed(tensors: Sequence[np.ndarray], replicas: int) -> list[list[np.ndarray]]:
+    """Sums of tensors `[parts, ...]` over all parts, as each replica gets them."""
+    sent: list[Any] = [None] * replicas
+    barrier = threading.Barrier(replicas)
+
+    def run(index: int) -> list[np.ndarray]:
+        tree = SumTree()
+        for part in range(*slice_bounds(PARTS, replicas, index)):
+            tree.add(part, 1, [tensor[part] for tensor in tensors])
+        rows = [sums for _, _, sums in tree.subtrees]
+        return sum_over_replicas(ThreadedReplica(index, sent, barrier), *rows, static=PARTS)
+
+    with ThreadPoolExecutor(replicas) as threads:
+        return list(threads.map(run, range(replicas)))
+
+
+@pytest.mark.parametrize("replicas", range(1, PARTS + 1))
+def test_sums_have_the_bits_of_one_tree(replicas: int) -> None:
+    """Of two dtypes; of few elements, which are all-gathered, and of many, which are not."""
+    tensors = [
+        parts_of((3, 2), "float32"),
+        parts_of((), "float64"),
+        parts_of((67, 97), "float32"),
+        parts_of((9001,), "float64"),
+    ]
+    for results in summed(tensors, replicas):
+        for parts, total in zip(tensors, results, strict=True):
+            a, b, c, d, e, f, g, h = parts
+            expected = ((a + b) + (c + d)) + ((e + f) + (g + h))
+            assert total.dtype == parts.dtype
+            np.testing.assert_array_equal(total, expected)
+            assert parts.ndim < 2 or not np.array_equal(total, np.add.reduce(parts))
+
+
+def test_a_replica_sums_the_largest_subtrees_of_its_parts() -> None:
+    assert subtrees_of_replicas(8, 2) == [[(0, 4)], [(4, 4)]]
+    assert subtrees_of_replicas(8, 3) == [[(0, 2), (2, 1)], [(3, 1), (4, 2)], [(6, 2)]]
+
+
+def test_powers_of_two_send_what_a_ring_all_reduce_sends() -> None:
+    for replicas in (1, 2, 4, 8):
+        assert exchanged_bytes(1000, PARTS, replicas) == 2000 * (replicas - 1) / replicas
+    assert exchanged_bytes(1000, PARTS, 3) == 2000
