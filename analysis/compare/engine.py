@@ -43,6 +43,7 @@ from isotrain.core.spec.sections import StrategyChoice
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
+_LOAD_SECONDS = 0.5
 _NOT_RUN = "not run yet"
 _NO_TIME = "not run: the time budget was used up before"
 
@@ -144,8 +145,8 @@ class ComparisonEngine:
 
     def _measure(self, cell: Cell) -> None:
         """Makes one run of a cell and records its result or its failure."""
-        target, began = self._targets[cell.name], time.time()
-        start = time.monotonic()
+        target, others = self._targets[cell.name], self._others_cores()
+        began, start = time.time(), time.monotonic()
         slug = re.sub(r"[^A-Za-z0-9.-]+", "-", cell.name)
         folder = self.folder / store.RUNS_FOLDER / f"{self._made:03}-{slug}"
         shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
@@ -163,8 +164,14 @@ class ComparisonEngine:
         else:
             shutil.rmtree(folder, ignore_errors=True)
             seconds = time.monotonic() - start
-            measured = summary.with_run(cell, raw, summary.RunTimes(self._made, began, seconds))
+            measured = summary.with_run(
+                cell, raw, summary.RunTimes(self._made, began, seconds, others)
+            )
         self._note(measured, seconds)
+
+    def _others_cores(self) -> float | None:
+        """Cores that other programs of this machine keep busy; None if runs are on other hosts."""
+        return None if self._settings.launcher else hardware.busy_cores(_LOAD_SECONDS)
 
     def _note(self, measured: Cell, seconds: float) -> None:
         self._made += 1

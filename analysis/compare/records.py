@@ -56,6 +56,8 @@ class Repeat:
         steady: Whether a steady state was reached; if not, the blocks are the later half of those
             timed within the limit.
         run_s: Seconds of the whole run, start and end of its processes included.
+        others_cores: Number of cores that other programs of this machine kept busy just before the run;
+            None if it runs on other hosts.
     """
 
     order: int
@@ -71,6 +73,7 @@ class Repeat:
     block_samples: list[int] = field(default_factory=list)
     steady: bool = True
     run_s: float = 0.0
+    others_cores: float | None = None
 
 
 @dataclass(frozen=True)

@@ -68,11 +68,13 @@ class RunTimes:
         order: Position among all runs of the comparison, from 0.
         began: Start as Unix time.
         seconds: Duration in seconds.
+        others_cores: Cores that other programs kept busy just before, as in `Repeat`.
     """
 
     order: int
     began: float
     seconds: float
+    others_cores: float | None = None
 
 
 def repeat_of(raw: Mapping[str, Any], times: RunTimes) -> Repeat:
@@ -106,6 +108,7 @@ def repeat_of(raw: Mapping[str, Any], times: RunTimes) -> Repeat:
         block_samples=blocks["samples"][start:],
         steady=steady is not None,
         run_s=times.seconds,
+        others_cores=times.others_cores,
     )
 
 

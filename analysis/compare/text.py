@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isotrain.analysis.compare.records import Cell, Change, ComparisonRecord, Estimate
 from isotrain.analysis.compare.settings import launcher_line
-from isotrain.analysis.compare.verdict import three_digits
+from isotrain.analysis.compare.verdict import likeness, load_warning, three_digits
 from isotrain.core.reporting.html import html_table
 from isotrain.core.reporting.tables import facts, paragraph, table
 
@@ -40,6 +40,10 @@ def result(comparison: ComparisonRecord) -> str:
     if started := launcher_line(comparison.settings):
         parts.append(paragraph(f"All runs were {started}."))
     parts.append(paragraph(comparison.verdict.reason))
+    if alike := likeness(comparison.cells):
+        parts.append(paragraph(f"{alike[0].upper()}{alike[1:]}."))
+    if warning := load_warning(comparison.cells, comparison.machine.get("cores")):
+        parts.append(paragraph(warning))
     if not comparison.finished:
         parts.append(
             paragraph("This comparison is not finished: --resume with its folder goes on with it.")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isotrain.analysis.compare.records import MIN_RUNS, Cell, Estimate, Verdict
+from isotrain.analysis.pages.units import power
 
+_BUSY = 0.1
+"""Share of the cores that others may keep busy without a warning."""
 LOSS_TOLERANCE = 1e-3
 """Relative difference of losses above which the verdict warns."""
 
@@ -20,6 +23,31 @@ def decide(cells: Sequence[Cell]) -> Verdict:
     if tied:
         return Verdict(None, [cell.name for cell in (first, *tied)], _no_telling(first, tied))
     return Verdict(first.name, [], _why(first, others) + _warning(first))
+
+
+def likeness(cells: Sequence[Cell]) -> str | None:
+    """How alike the losses of all finished cells are, in a few words; None with less than two."""
+    finished = [c.loss_difference for c in _finished(cells) if c.loss_difference is not None]
+    if len(finished) < 2:
+        return None
+    largest = max(finished)
+    if largest == 0:
+        return "all losses are equal to the last digit"
+    if largest > LOSS_TOLERANCE:
+        return f"losses differ by up to {largest:.1%}"
+    return f"all losses are alike to {power(largest)}"
+
+
+def load_warning(cells: Sequence[Cell], cores: object) -> str | None:
+    """A warning if other programs kept more than `_BUSY` of the machine's cores busy; else None."""
+    loads = [run.others_cores for cell in cells for run in cell.repeats if run.others_cores]
+    if not isinstance(cores, int) or not any(load > _BUSY * cores for load in loads):
+        return None
+    busy = sum(load > _BUSY * cores for load in loads)
+    return (
+        f"Other programs kept up to {max(loads):.1f} of {cores} cores busy just before {busy} of"
+        f" {sum(len(cell.repeats) for cell in cells)} runs. Close them, and compare again."
+    )
 
 
 def _finished(cells: Sequence[Cell]) -> list[Cell]:

@@ -15,6 +15,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def busy_cores(seconds: float) -> float:
+    """Number of cores of this machine that all programs keep busy, measured for so many seconds."""
+    import psutil  # takes as long as all other imports of this module
+
+    return psutil.cpu_percent(seconds) / 100 * (psutil.cpu_count() or 1)
+
+
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:
     """Number of NVIDIA GPUs that a process with these environment variables sees (`CUDA_VISIBLE_DEVICES`).
 

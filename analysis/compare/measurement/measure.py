@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from isotrain.core.data.batch import Batch
     from isotrain.core.session.session import Session
 
-_TIMELINE_STEPS = 5
+_TIMELINE_STEPS = 9
 _EXCHANGE_SECONDS = 0.5
 _MAX_EXCHANGES = 20
 _MIN_EXCHANGES = 3
@@ -66,7 +66,7 @@ class Measurement(InternalWork):
             "steady_state_start": steady,
             "block_steps": timer.steps,
             "peak_memory_bytes": memory,
-            "timeline": _timeline(feed),
+            "timeline": _timeline(feed, _step_seconds(blocks, steady)),
             "all_reduce_s": _all_reduce_seconds(session),
             "plan": session.plan.to_dict(),
             "versions": session.versions,
@@ -169,6 +169,14 @@ class _Timer:
         return _Block(steps, samples, time.perf_counter() - began, time.process_time() - cpu)
 
 
+def _step_seconds(blocks: Sequence[_Block], steady: int | None) -> float:
+    """Median seconds of a step over the steady blocks."""
+    from statistics import median
+
+    start = len(blocks) // 2 if steady is None else steady
+    return median(block.seconds / block.steps for block in blocks[start:])
+
+
 def _calibrated(timer: _Timer, seconds: float) -> list[_Block]:
     """Sets the timer's steps per block to match a duration; returns the blocks timed meanwhile."""
     tried: list[_Block] = []
@@ -194,15 +202,16 @@ StepSpan = tuple[str, float, float]
 """A span of a step: name, start and duration in seconds."""
 
 
-def _timeline(feed: _Feed) -> list[StepSpan]:
-    """The spans of the step of median length, the device synchronised before and after it."""
-    from statistics import median_low
+def _timeline(feed: _Feed, step_s: float) -> list[StepSpan]:
+    """The spans of one step, the same on all processes: on rank 0 its length is nearest to `step_s`.
 
+    The device is synchronised before and after each step.
+    """
     if isinstance(feed.session.group, PipelineGroup):
         feed.session.group.enable_action_timing()
     steps = [_step_spans(feed) for _ in range(_TIMELINE_STEPS)]
-    lengths = [sum(spans[-1][1:]) for spans in steps]
-    return steps[lengths.index(median_low(lengths))]
+    apart = [abs(sum(spans[-1][1:]) - step_s) for spans in steps]
+    return steps[_agreed(feed.session, apart.index(min(apart)))]
 
 
 def _step_spans(feed: _Feed) -> list[StepSpan]:

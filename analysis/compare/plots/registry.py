@@ -44,7 +44,8 @@ _STEP_TIMES = (
     "steps, so a single slow step shows weakened. Of very many blocks some are left out, evenly."
 )
 _TIMELINE = (
-    "What every process does in one typical step, from left to right. What happens at the same time "
+    "What every process does in one step, from left to right: of some that were taken one by one, the "
+    "step whose length is nearest to the median of the table. What happens at the same time "
     "in one process is drawn one below the other."
 )
 _MEMORY = (

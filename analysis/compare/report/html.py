@@ -15,12 +15,15 @@ from isotrain.analysis.compare.records import (
     Cell,
     ComparisonRecord,
 )
+from isotrain.analysis.compare.report import headline
 from isotrain.analysis.compare.report import tables as report_tables
 from isotrain.analysis.compare.settings import launcher_line
+from isotrain.analysis.compare.verdict import likeness, load_warning
 from isotrain.analysis.pages import page
 from isotrain.analysis.pages.plot import Plot, write_plots
 from isotrain.core.errors import IsotrainError
 
+_LEAST_RATE = 1e-12
 _STATUS = {"failed": "failed", "skipped": "not measured"}
 
 
@@ -46,6 +49,7 @@ def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
     """The template's variables besides the plots."""
     cells = finished(comparison.cells)
     started = launcher_line(comparison.settings)
+    spec = headline.without_folders(comparison.spec)
     machine_line = page.machine_line(comparison.machine)
     return {
         "kind": "Comparison of backends",
@@ -56,29 +60,43 @@ def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
         "machine_line": f"{machine_line}; runs were {started}" if started else machine_line,
         "heading": _heading(comparison),
         "counts": _counts(comparison),
+        "trained": headline.without_folders(headline.trained(comparison)),
+        "command": headline.without_folders(headline.command(comparison)),
+        "load_warning": load_warning(comparison.cells, comparison.machine.get("cores")),
+        "whys": [(cell.name, headline.why(cell, comparison)) for cell in cells],
         "marks": _marks(comparison),
         "ties": _ties(comparison),
         "status": _STATUS,
         "groups": report_tables.groups(cells),
         "machine": page.facts(comparison.machine),
         "versions": report_tables.versions(comparison.cells),
-        "settings": page.facts(comparison.settings),
-        "spec": json.dumps(comparison.spec, indent=2, ensure_ascii=False, default=str),
+        "settings": page.facts(headline.without_folders(comparison.settings)),
+        "spec": json.dumps(spec, indent=2, ensure_ascii=False, default=str),
         "plans": [_plan(cell, comparison) for cell in comparison.cells if cell.plan],
         "repeats": _repeats(cells),
     }
 
 
 def _heading(comparison: ComparisonRecord) -> str:
-    verdict = comparison.verdict
+    """The fastest cell and by how much, and how alike the losses are."""
+    alike = likeness(comparison.cells)
+    return f"{_fastest(comparison)}; {alike}" if alike else _fastest(comparison)
+
+
+def _fastest(comparison: ComparisonRecord) -> str:
+    verdict, cells = comparison.verdict, finished(comparison.cells)
+    if verdict.pick is not None and len(cells) < 2:
+        return f"Only one finished: {verdict.pick}"
     if verdict.pick is not None:
-        alone = len(finished(comparison.cells)) == 1
-        return f"{'Only one finished' if alone else 'Fastest'}: {verdict.pick}"
+        rates = sorted((c.samples_per_s.value for c in cells if c.samples_per_s), reverse=True)
+        return (
+            f"Fastest: {verdict.pick}, {rates[0] / max(rates[1], _LEAST_RATE):.2f} times the next"
+        )
     if ties := _ties(comparison):
         return f"A tie of {len(ties)}: {', '.join(ties)}"
     if verdict.tied:
         return "Too few runs to tell which is fastest"
-    return "No verdict" if finished(comparison.cells) else "No cell has finished"
+    return "No verdict" if cells else "No cell has finished"
 
 
 def _ties(comparison: ComparisonRecord) -> list[str]:
@@ -124,8 +142,8 @@ def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
     rows = [
         (
             page.label(name),
-            page.shown(name, theirs),
-            page.shown(name, ours),
+            page.shown(name, headline.without_folders(theirs)),
+            page.shown(name, headline.without_folders(ours)),
         )
         for name, theirs, ours in cell.plan_differences
     ]
@@ -139,8 +157,8 @@ def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
         "name": cell.name,
         "summary": summary,
         "rows": rows,
-        "fields": page.facts(cell.plan),
-        "python": cell.python,
+        "fields": page.facts(headline.without_folders(cell.plan)),
+        "python": headline.without_folders(cell.python),
     }
 
 

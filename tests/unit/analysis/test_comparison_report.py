@@ -23,6 +23,7 @@ from isotrain.analysis.compare.report import html as pages
 from isotrain.analysis.compare.report import tables as report_tables
 from isotrain.analysis.compare.report.html import render
 from isotrain.analysis.compare.summary import largest_difference
+from isotrain.analysis.compare.verdict import likeness, load_warning
 from isotrain.analysis.pages import canvas, timeline, units
 from isotrain.analysis.pages import page as html_page
 from isotrain.analysis.pages.plot import Plot
@@ -98,6 +99,43 @@ def test_every_cell_is_a_row_with_the_full_reason_if_it_failed(page: Page) -> No
     assert " ".join(samples.TRACEBACK.split()) in page.text
     assert "A tie of 2: horovod-tf:gloo@4, torch-ddp:gloo@4" in page.text
     assert page.text.count(" tie ") >= 2
+
+
+def test_the_headline_has_speed_and_likeness_and_the_command() -> None:
+    cells = [samples.cell("torch-ddp", 1), samples.cell("tf-mirrored", 1)]
+    record = samples.comparison(cells, samples.Verdict("tf-mirrored@1", [], "Fastest."))
+    text = Page(render(record)).text
+    assert "Fastest: tf-mirrored@1, 1.32 times the next; all losses are alike to " in text
+    assert "isotrain compare digits.json --repeats 3 --steps 200 --seed 0" in text
+    assert "a step takes 21.9 ms" in text
+    assert "Not alone" not in text
+    assert likeness([replace(cell, loss_difference=0.0) for cell in cells]) == (
+        "all losses are equal to the last digit"
+    )
+    assert likeness([replace(cell, loss_difference=0.25) for cell in cells]) == (
+        "losses differ by up to 25.0%"
+    )
+
+
+def test_a_busy_machine_is_warned_of() -> None:
+    cell = samples.cell("torch-ddp", 1)
+    busy = [replace(cell.repeats[0], others_cores=1.3), replace(cell.repeats[1], others_cores=0.1)]
+    record = samples.comparison([replace(cell, repeats=busy)], samples.single().verdict)
+    record = replace(record, machine={**record.machine, "cores": 2})
+    warning = "Other programs kept up to 1.3 of 2 cores busy just before 1 of 2 runs."
+    assert warning in Page(render(record)).text
+    assert load_warning(record.cells, 16) is None
+
+
+def test_the_page_has_no_folders() -> None:
+    cell = samples.cell("torch-ddp", 1)
+    cell = replace(cell, plan={**cell.plan, "notes": ["read from /home/me/x/data.npz:train"]})
+    record = samples.comparison([cell], samples.single().verdict)
+    spec = {"model": "/home/me/x/digits.py:model", "url": "s3://bucket/folder/file"}
+    html = render(replace(record, spec=spec))
+    assert "/home/me" not in html
+    assert "Trained was digits.py:model" in html
+    assert "s3://bucket/folder/file" in html
 
 
 def test_too_few_runs_are_not_called_a_tie() -> None:
