@@ -21,6 +21,7 @@ from isotrain.analysis.compare.settings import launcher_line
 from isotrain.analysis.compare.verdict import likeness, load_warning
 from isotrain.analysis.pages import page
 from isotrain.analysis.pages.plot import Plot, write_plots
+from isotrain.analysis.pages.trace import write_trace
 from isotrain.core.errors import IsotrainError
 
 _LEAST_RATE = 1e-12
@@ -163,7 +164,7 @@ def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
 
 
 def write_report(comparison: ComparisonRecord, folder: Path) -> Path:
-    """Writes `report.html`, and every plot as `plots/NAME.svg` and `plots/NAME.png`.
+    """Writes `report.html`, `trace.json`, and every plot as `plots/NAME.svg` and `plots/NAME.png`.
 
     Files are written atomically. A plot without data has no files.
 
@@ -177,6 +178,11 @@ def write_report(comparison: ComparisonRecord, folder: Path) -> Path:
     html = render(comparison, plots)
     try:
         write_plots(plots, folder)
+        write_trace(
+            {cell.name: cell.timeline for cell in comparison.cells if cell.timeline}, folder
+        )
     except OSError as error:
-        raise IsotrainError(f"the plots cannot be written to {folder}: {error}.") from error
+        raise IsotrainError(
+            f"the plots and the trace cannot be written to {folder}: {error}."
+        ) from error
     return page.write_page(html, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -177,6 +178,17 @@ def test_the_same_comparison_gives_the_same_bytes(folder: Path, tmp_path: Path) 
     assert len(files) > 10
     for file in files:
         assert (folder / file).read_bytes() == (tmp_path / file).read_bytes(), file
+
+
+def test_the_trace_has_a_process_per_cell_and_a_thread_per_rank(folder: Path) -> None:
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    cells = [cell for cell in samples.typical().cells if cell.timeline]
+    names = [each["args"]["name"] for each in events if each["name"] == "process_name"]
+    assert names == [cell.name for cell in cells]
+    spans = [each for each in events if each["ph"] == "X" and each["pid"] == 1]
+    assert [each["name"] for each in spans] == [span.name for span in cells[1].timeline]
+    assert [each["tid"] for each in spans] == [int(s.track[5:]) for s in cells[1].timeline]
+    assert spans[1]["dur"] == pytest.approx(1e6 * cells[1].timeline[1].seconds)
 
 
 def test_plots_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
