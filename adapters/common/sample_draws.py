@@ -21,8 +21,8 @@ _PARITY = 0x1BD11BDA
 _ROUNDS = 20
 _WORD = 0xFFFFFFFF
 REFUSAL = (
-    "random_layers: per-sample: {} draws random numbers that are not by sample. Draw them by isotrain.random;"
-    " or use random_layers: per-replica."
+    "random_layers: per-sample: {} draws random numbers that are not by sample. Draw them by isotrain.random,"
+    " outside of loops; or use random_layers: per-replica."
 )
 """Message for random numbers that cannot be drawn by sample; what draws them is filled in."""
 BITS = 23

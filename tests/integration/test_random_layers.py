@@ -182,10 +182,15 @@ def _compare_draws(_: isotrain.Session) -> None:
             ).all()
         numbers = draws.normal(shape, "float64").numpy()
         np.testing.assert_allclose(other.normal(shape, "float64").numpy(), numbers, rtol=1e-13)
+
+    def traced(x: tf.Tensor) -> tf.Tensor:
+        return TensorFlowPassDraws(keys, tf.constant([5, 2], tf.uint32), 3, True).normal_like(x)
+
     any_shape = tf.TensorSpec([None, None], tf.float64)
-    traced = tf.function(other.normal_like, autograph=False).get_concrete_function(any_shape)
+    function = tf.function(traced, autograph=False).get_concrete_function(any_shape)
+    draws.draws = 0
     numbers = draws.normal((3, 4), "float64").numpy()
-    np.testing.assert_allclose(traced(tf.zeros((3, 4), tf.float64)).numpy(), numbers, rtol=1e-13)
+    np.testing.assert_allclose(function(tf.zeros((3, 4), tf.float64)).numpy(), numbers, rtol=1e-13)
 
 
 def test_resumes_on_another_framework(tmp_path: Path) -> None:
@@ -284,6 +289,30 @@ def drawing_itself() -> Any:
     return Net()
 
 
+def looping() -> Any:
+    import keras
+
+    class Loop(keras.layers.Layer):
+        """Noise in each turn of a loop, which is traced once."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed_generator = keras.random.SeedGenerator(5)
+
+        def call(self, x: Any) -> Any:
+            def turn(_: Any, y: Any) -> Any:
+                noise = keras.random.normal(
+                    keras.ops.shape(y), dtype=y.dtype, seed=self.seed_generator
+                )
+                return y + noise
+
+            return keras.ops.fori_loop(0, 3, turn, x)
+
+    return keras.Sequential(
+        [keras.Input((5, 6)), keras.layers.Flatten(), Loop(), keras.layers.Dense(3)]
+    )
+
+
 def shuffling() -> Any:
     import keras
 
@@ -302,6 +331,7 @@ def shuffling() -> Any:
         ({"tensorflow": drawing_itself}, "tf-mirrored", "the operation .*dropout"),
         (shuffling, "torch-ddp", "keras.random.shuffle"),
         (shuffling, "tf-mirrored", "keras.random.shuffle"),
+        (looping, "tf-mirrored", "a loop"),
     ],
 )
 def test_refuses_other_random_numbers(

@@ -7,7 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.adapters.common.sample_draws import BITS, PassDraws, threefry_2x32
+from isotrain.adapters.common.sample_draws import (
+    BITS,
+    REFUSAL,
+    DrawKeys,
+    PassDraws,
+    threefry_2x32,
+)
+from isotrain.plugin import SpecError
 
 
 class TensorFlowPassDraws(PassDraws):
@@ -15,10 +22,16 @@ class TensorFlowPassDraws(PassDraws):
 
     math = tf.math
 
+    def __init__(self, keys: DrawKeys, position: tf.Tensor, rows: Any, is_training: bool) -> None:
+        super().__init__(keys, position, rows, is_training)
+        self._graph = tf.compat.v1.get_default_graph()
+
     def cast(self, x: tf.Tensor, dtype: str | tf.DType) -> tf.Tensor:
         return tf.cast(x, dtype)
 
     def _integers(self, key: tuple[int, int], rows: Any, blocks: Any, by_sample: bool) -> tf.Tensor:
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise SpecError(REFUSAL.format("a loop, tf.function or vectorized map of the model"))
         samples, numbers = (tf.cast(tf.range(size), tf.uint32) for size in (rows, blocks))
         if by_sample:
             samples += self._position[1]
