@@ -16,7 +16,7 @@ from isotrain.testing import reference_model
 from isotrain.testing.check_context import assert_same
 from isotrain.testing.checks import resume as resume_checks
 
-pytestmark = [pytest.mark.slow, pytest.mark.kernels]
+pytestmark = [pytest.mark.features, pytest.mark.kernels]
 
 OBJECTIVE = f"{Path(__file__).with_name('noisy_objective.py')}:objective"
 SCALED = {"precision": "float16", "loss_scale": {"initial": 1024.0, "growth_steps": 4}}

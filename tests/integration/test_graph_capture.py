@@ -15,7 +15,7 @@ from integration import captured_models as models
 
 import isotrain
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.features
 
 BASE: dict[str, Any] = {
     "model": models.dense,
