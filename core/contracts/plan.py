@@ -104,6 +104,7 @@ class Plan:
         exchanged_bytes_per_step: Bytes sent per step by each replica, or each of its stages, on average; None
             until known.
         state_bytes: State on the replica that holds most of it; None until the model is built.
+        activation_bytes: Bytes that the passes of a micro-batch take at most; None if not estimated.
         stages: Pipeline stages and schedule; None without stages, or until the model is built.
     """
 
@@ -146,6 +147,7 @@ class Plan:
     gradient_bytes: int | None = None
     exchanged_bytes_per_step: float | None = None
     state_bytes: StateBytes | None = None
+    activation_bytes: int | None = None
     stages: PipelinePlan | None = None
 
     def __repr__(self) -> str:

@@ -28,6 +28,10 @@ def probe_run(
     Raises:
         RunFailedError: The data cannot be loaded or the model cannot be built; says why.
     """
+    if resolved_spec.spec.device == "gpu":  # the plan may be one for hosts elsewhere
+        resolved_spec = ResolvedSpec(
+            resolved_spec.spec.replace(device="auto"), resolved_spec.plugins
+        )
     plan = make_plan(resolved_spec, backend=backend, replicas=replicas)
     folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # stays after a failure: it has the logs
     values = run_job(

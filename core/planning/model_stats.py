@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,7 @@ class ModelStats:
         refuses_single_sample: Name of a layer that cannot be trained on a slice of one sample; None if there
             is none, or none was tried.
         steps_per_epoch: Number of steps in an epoch; None if unknown.
+        sample_activation_bytes: Bytes of activations per sample of a slice; None if unknown.
     """
 
     samples: int | None
@@ -45,6 +47,7 @@ class ModelStats:
     layers: Sequence[LayerCost] = ()
     refuses_single_sample: str | None = None
     steps_per_epoch: int | None = None
+    sample_activation_bytes: float | None = None
 
 
 def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) -> Plan:
@@ -76,6 +79,7 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
         total_steps=total,
         parameters=stats.parameters,
         gradient_bytes=stats.gradient_bytes,
+        activation_bytes=_activation_bytes(plan, stats),
         weight_shapes=tuple(map(tuple, stats.weight_shapes)),
         notes=(*plan.notes, *stats.notes),
     )
@@ -92,6 +96,14 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
         stages = strategy.pipeline_plan(ModelProfile(stats.layers), stats.model.slots, plan)
     exchanged = _exchanged_bytes(plan, resolved_spec, stages)
     return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=state_bytes, stages=stages)
+
+
+def _activation_bytes(plan: Plan, stats: ModelStats) -> int | None:
+    """Bytes of activations on the replica with the largest micro-batch; None if unknown."""
+    if stats.sample_activation_bytes is None:
+        return None
+    micro_batch = math.ceil(max(plan.local_batch_sizes) / plan.gradient_accumulation_steps)
+    return round(micro_batch * stats.sample_activation_bytes)
 
 
 def _exchanged_bytes(

@@ -34,7 +34,10 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
             "threads",
         ),
     ),
-    "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters", "state_bytes"),
+    "data and model": (
+        *("samples", "steps_per_epoch", "total_steps", "parameters"),
+        *("state_bytes", "activation_bytes"),
+    ),
     "each step": (
         *(
             "global_batch_size",
@@ -68,6 +71,7 @@ _LABELS = {
     "last_learning_rate": "last learning rate",
     "gradient_bytes": "gradients",
     "state_bytes": "memory per replica",
+    "activation_bytes": "activations",
     "exchanged_bytes_per_step": "sent per replica",
     "steps_per_epoch": "steps per epoch",
     "total_steps": "total steps",
@@ -77,7 +81,7 @@ _LABELS = {
 _OPTIONAL_GROUPS = ("stages", "notes")
 """Groups of one field each that are only shown if they are not empty."""
 _MILLI = 1e3
-_BYTES = ("gradient_bytes", "exchanged_bytes_per_step")
+_BYTES = ("activation_bytes", "gradient_bytes", "exchanged_bytes_per_step")
 
 
 def plan(plan: Plan) -> str:

@@ -136,6 +136,7 @@ def measure_model(session: Session) -> dict[str, Any]:
     plan = session.plan
     is_pipeline = STAGE in plan.device_mesh.sizes
     layers: Sequence[LayerCost] = ()
+    sample_activations: float | None = None
     refusals = session.refusals()
     notes, refuses_single_sample = session.setup_notes(), None
     if (batch := session.next_batch()) is not None:
@@ -148,7 +149,12 @@ def measure_model(session: Session) -> dict[str, Any]:
             layers = require(session.group, PipelineGroup).profile_layers(batch).layers
         notes += session.group.step_notes(batch)
         refuses_single_sample = session.group.refuses_single_sample(batch)
+        is_split = is_pipeline or plan.parallel_layout == "fully-sharded"
+        activations = None if is_split else session.group.activation_bytes(batch)
+        if activations is not None:
+            sample_activations = activations / batch.slices[0][0].count
     return {
+        "sample_activation_bytes": sample_activations,
         "samples": plan.samples,
         "steps_per_epoch": plan.steps_per_epoch,
         "refuses_single_sample": refuses_single_sample,

@@ -281,6 +281,23 @@ def _probe_tracing() -> None:
     require(shapes == [(3, 1)] * 2, "the shapes of results in `tensor_meta`")
 
 
+def fake_tensors() -> Any:
+    """Context in which tensors have shapes and no values, and `from_tensor` makes one of a tensor."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _probe_fake_tensors() -> None:
+    weight = torch.ones(2, 3)
+    with fake_tensors() as mode:
+        fake = mode.from_tensor(weight)
+        require(mode.from_tensor(weight) is fake, "one fake tensor for a tensor")
+        product = fake @ torch.ones(3, 5)
+    require(product.shape == (2, 5), "shapes of results")
+    require(product.untyped_storage().nbytes() == product.nbytes, "sizes of their storage")
+
+
 def _probe_value_read_error() -> None:
     message = ""
     try:
@@ -368,6 +385,7 @@ PROBES = (
     PrivateApiProbe("nn.BatchNorm1d's error", _probe_batch_norm_error),
     PrivateApiProbe("_inductor.config.compile_threads", _probe_compile_threads),
     PrivateApiProbe("fx.experimental.proxy_tensor and _guards", _probe_tracing),
+    PrivateApiProbe("_subclasses.fake_tensor.FakeTensorMode", _probe_fake_tensors),
     PrivateApiProbe("fx.experimental.proxy_tensor's error", _probe_value_read_error),
     PrivateApiProbe("_C._functorch.peek_interpreter_stack", _probe_vmap),
     PrivateApiProbe("OpOverload._schema", _probe_schema),

@@ -17,7 +17,7 @@ from torch import nn
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.common.objective import MAX_LOSSES
-from isotrain.adapters.torch.base import gpu, private_api
+from isotrain.adapters.torch.base import gpu, memory, private_api
 from isotrain.adapters.torch.base.profiler import start_profile
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
@@ -573,6 +573,24 @@ class TorchReplicaGroup(ReplicaGroup):
                 self.trainer.notes(micro_batch.inputs, micro_batch.targets)
                 + [OWN_DENOMINATOR] * has_denominator
             )
+
+    def activation_bytes(self, batch: Batch) -> int | None:
+        if self._takes_step:  # it may communicate
+            return None
+        micro_batch = batch.slices[0][0]
+        weights = [each for each in self.trainer.trainable.values() if each.requires_grad]
+        with self.preserving_training_state(), self.trainer.step.alone(), self.trainer.eagerly():
+            self.trainer.step.set_slice(micro_batch)
+            try:
+                return memory.activation_bytes(
+                    self.trainer.loss_module.forward,
+                    micro_batch.inputs,
+                    micro_batch.targets,
+                    weights,
+                    self.trainer.tensors().values(),
+                )
+            except Exception:  # a model may read values of tensors, which have none
+                return None
 
     def refuses_single_sample(self, batch: Batch) -> str | None:
         micro_batch = batch.slices[0][0]

@@ -69,6 +69,13 @@ class GroupHooks:
         """Whether a value is already as `to_device` would return it, so that it needs no copy. Local."""
         return False
 
+    def activation_bytes(self, batch: Batch) -> int | None:
+        """Bytes that the forward and backward pass of the first slice take at most, for the plan. Local.
+
+        Neither weights, with their gradients and optimizer state, nor the slice are counted. None: unknown.
+        """
+        return None
+
     def is_remote(self, name: str) -> bool:
         """Whether only other processes hold the named state, which is then not loaded here. Local."""
         return False

@@ -1,0 +1,61 @@
+"""The memory that a plan says a replica needs, against what steps on CPUs allocate."""
+
+from __future__ import annotations
+
+import pytest
+from integration import step_memory
+
+from isotrain.core import api
+from isotrain.core.contracts.plan import Plan
+from isotrain.testing.launching import try_run
+
+
+def measured(name: str, replicas: int) -> tuple[Plan, int]:
+    """The plan, and the largest number of bytes that a step of a replica allocates at a time."""
+    spec = step_memory.SPECS[name]
+    plan = api.measured_plan(spec, backend="torch-ddp", replicas=replicas, quiet=True)
+    run = try_run(step_memory.allocated, spec, "torch-ddp", replicas)
+    assert run.failure is None, run.failure
+    return plan, max(run.returned)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", step_memory.SPECS)
+def test_a_step_allocates_what_is_planned(name: str) -> None:
+    plan, allocated = measured(name, 1)
+    assert plan.state_bytes is not None
+    assert plan.activation_bytes is not None
+    gradients, activations = plan.state_bytes.gradients, plan.activation_bytes
+    # gradients take the place of activations that are freed, unless they are there from the last micro-batch
+    is_summed = plan.gradient_accumulation_steps > 1
+    planned = activations + gradients if is_summed else max(activations, gradients)
+    assert planned == pytest.approx(allocated, rel=0.1)
+
+
+@pytest.mark.slow
+def test_of_several_replicas_each_has_the_activations_of_its_samples() -> None:
+    """Their gradients are in buckets, which are allocated once."""
+    plan, allocated = measured("transformer", 2)
+    assert plan.activation_bytes == pytest.approx(allocated, rel=0.1)
+
+
+@pytest.mark.slow
+def test_recomputation_is_planned() -> None:
+    plain, recomputed = (
+        api.measured_plan(step_memory.SPECS[name], backend="torch-ddp", replicas=1, quiet=True)
+        for name in ("transformer", "recomputed")
+    )
+    assert plain.activation_bytes is not None
+    assert recomputed.activation_bytes is not None
+    assert recomputed.activation_bytes < plain.activation_bytes / 2
+
+
+@pytest.mark.slow
+def test_gpus_of_other_hosts_are_planned_without_one() -> None:
+    options = {"nodes": 8, "tasks_per_node": 8, "gpus_per_node": 8}
+    spec = {**step_memory.SPECS["dense"], "device": "gpu"}
+    plan = api.measured_plan(
+        spec, backend="torch-ddp", launcher="slurm", launcher_options=options, quiet=True
+    )
+    assert (plan.device, plan.collective, plan.replicas) == ("gpu", "nccl", 64)
+    assert plan.activation_bytes is not None
