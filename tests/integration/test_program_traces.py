@@ -19,7 +19,7 @@ from isotrain.analysis.program_trace.comparison import compare
 from isotrain.analysis.program_trace.reading import ProgramTrace, read_trace
 
 pytestmark = pytest.mark.examples
-SEEDS = 4
+SEEDS = int(os.environ.get("ISOTRAIN_TRACE_SEEDS", "4"))
 TESTS = Path(__file__).parents[1]
 TRAIN = """
 import os
