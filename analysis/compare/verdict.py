@@ -26,7 +26,7 @@ def decide(cells: Sequence[Cell]) -> Verdict:
 
 
 def likeness(cells: Sequence[Cell]) -> str | None:
-    """How alike the losses of all finished cells are, in a few words; None with less than two."""
+    """Largest difference of the losses of all finished cells, in words; None with less than two."""
     finished = [c.loss_difference for c in _finished(cells) if c.loss_difference is not None]
     if len(finished) < 2:
         return None

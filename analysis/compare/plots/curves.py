@@ -73,7 +73,7 @@ def loss_panels(
     """The loss of every cell and, where there is a reference, the differences to it below."""
     last = max(1, len(cells) - 1)
     lines = [
-        _line(cell.name, cell.losses, looks[cell.name], 4.5 - 3.2 * index / last)
+        _line(cell.name, cell.losses, looks[cell.name], 8 - 6.7 * index / last)
         for index, cell in enumerate(cells)
     ]
     if reference is None:
