@@ -378,7 +378,11 @@ class TorchReplicaGroup(ReplicaGroup):
             with restored_after(restored), self._metrics.measuring("train") as sums:
                 share = self._backward(slice_weights, index, trainer.loss_module.forward, None)
                 weighted = [each * micro_batch.weight for each in statistics]
-            yield [[*self._unscaled_gradients(), share, *weighted, *sums]]
+            gradients = [
+                torch.zeros_like(each) if each.grad is None else each.grad
+                for each in trainer.trainable.values()
+            ]
+            yield [[*gradients, share, *weighted, *sums]]
 
     def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[torch.Tensor]]]:
         for micro_batch in batch.slices[0]:
