@@ -194,6 +194,7 @@ def test_the_order_takes_as_much_memory_as_the_page_says(kind: str, peak: int) -
     }[kind]()
     data = Samples.of(source, global_batch_size=8, seed=1, drop_remainder=False)
     order = (source.order or shuffled)(data)
+    order.epoch(0)(0)  # imports what it needs
     tracemalloc.start()
     try:
         batches = order.epoch(1)
