@@ -43,7 +43,8 @@ from isotrain.core.data.worker_settings import WorkerSettings
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.collate import Pad
-from isotrain.core.spec.training_spec import NEED_TRAINING_DATA, TrainingSpec
+from isotrain.core.spec.field_combinations import NEED_TRAINING_DATA
+from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.hardware import cores
 
 

@@ -13,7 +13,8 @@ from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.session.training.consensus import Consensus
 from isotrain.core.session.training.dataloaders import load_data
-from isotrain.core.spec.training_spec import NEED_TRAINING_DATA, TrainingSpec
+from isotrain.core.spec.field_combinations import NEED_TRAINING_DATA
+from isotrain.core.spec.training_spec import TrainingSpec
 
 _FIELDS = {"data", "data_args", *NEED_TRAINING_DATA}
 """Fields of the spec that loading data needs; the reader gets no others, which may not be picklable."""
