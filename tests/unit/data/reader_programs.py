@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from helpers.waiting import wait_until
-from torch.utils.data import IterableDataset, get_worker_info
 from unit.data.stream_samples import loader
 
 from isotrain.core.data.arrays import InputsAndTargets
@@ -126,36 +125,19 @@ def counted_shard(shard: int, shards: int) -> Any:
     return iter(Counting(shard, COUNTS[shard]))
 
 
-class CountedShards(IterableDataset):
-    """The same numbers, as a data set that asks for its shard and has a state."""
+def asking(*, asks: bool = True) -> Any:
+    """The same numbers, as a data set of torch, which is imported here: few readers need it."""
+    from unit.data.torch_shards import CountedShards
 
-    def __init__(self, *, asks: bool = True) -> None:
-        self.asks = asks
-        self.numbers: Counting | None = None
-        self.state: dict[str, int] | None = None
-
-    def state_dict(self) -> dict[str, int]:
-        assert self.numbers is not None
-        return self.numbers.state_dict()
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.state = state
-
-    def __iter__(self) -> Iterator[Any]:
-        shard = get_worker_info().id if self.asks else 0
-        self.numbers = Counting(shard, COUNTS[shard])
-        if self.state is not None:
-            self.numbers.load_state_dict(self.state)
-            self.state = None
-        yield from self.numbers
+    return CountedShards(asks=asks)
 
 
 def counted(kind: str) -> dict[str, BatchStream]:
     """A stream in three shards."""
     data = {
         "function": lambda: counted_shard,
-        "asking": CountedShards,
-        "deaf": lambda: CountedShards(asks=False),
+        "asking": asking,
+        "deaf": functools.partial(asking, asks=False),
         "killed": lambda: killed_shard,
         "raising": lambda: raising_shard,
     }[kind]()
