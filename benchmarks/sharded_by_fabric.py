@@ -13,7 +13,7 @@ from typing import Any
 
 import lightning_fabric
 import torch
-from lightning_fabric.strategies import ModelParallelStrategy
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -35,7 +35,7 @@ def main(target: Path) -> None:
     fabric = lightning_fabric.Fabric(accelerator="cpu", devices=REPLICAS, strategy=strategy)
     fabric.launch()
     made = fabric.setup_module(model())
-    optimizer = fabric.setup_optimizers(torch.optim.Adam(made.parameters(), lr=RATE))
+    optimizer: Any = fabric.setup_optimizers(torch.optim.Adam(made.parameters(), lr=RATE))
     own = torch.from_numpy(inputs()[fabric.global_rank :: REPLICAS])
 
     def step(place: int) -> None:
