@@ -95,11 +95,12 @@ def _run(run: RunRecord) -> dict[str, Any]:
         )
         for cause in run.causes
     ]
+    explained = run.first is not None or run.notes or run.status == "failed"
     return {
         "name": run.name,
         "status": run.status,
         "reason": run.reason,
-        "facts": text.facts_of(run) if run.first is not None or run.notes else [],
+        "facts": text.facts_of(run) if explained else [],
         "causes": causes,
     }
 

@@ -166,7 +166,7 @@ def _failure(run: RunFiles) -> str | None:
     """The message and the tracebacks of a run that has failed."""
     if run.summary.state not in ("failed", "damaged"):
         return None
-    failed = [event for event in run.events if isinstance(event, Failed)]
+    failed = [event for event in run.last_start if isinstance(event, Failed)]
     of_others = [event for event in failed if not event.is_peer_error]
     messages = [event.message for event in run.events if isinstance(event, RunFailed)]
     texts = [*messages[-1:], *(event.traceback for event in of_others[:1])]
@@ -203,11 +203,11 @@ def _process(run: RunFiles, index: int) -> tuple[str, ...]:
 
 
 def _events(run: RunFiles) -> Iterator[tuple[str, str, str, str]]:
-    """Rows of the table of events: seconds after the start, rank, kind, and what it says."""
+    """Rows of the table of events: seconds after the first start, rank, kind, and what it says."""
     for event in run.events:
         if not isinstance(event, Started | Ready | Evaluating | Finished):
             at = event.to_dict().get("time")
-            seconds = "–" if at is None else f"{at - run.start:,.1f} s"
+            seconds = "–" if at is None else f"{at - run.first_start:,.1f} s"
             rank = str(event.rank) if isinstance(event, ProcessEvent) else "launcher"
             yield seconds, rank, event.kind, _relative(run, _details(event))
 

@@ -31,7 +31,7 @@ _THROUGHPUT = (
     "and without the first steps after a start."
 )
 _TIMELINE = (
-    "What each process did since the first of them started. Set up: data, model and rendezvous. "
+    "What each process did since the last start of the run. Set up: data, model and rendezvous. "
     "Evaluations are those of rank 0; the others evaluate with it."
 )
 
@@ -160,6 +160,6 @@ def _timeline(run: RunFiles) -> Sequence[Plot]:
             f"Means over the processes: {listed(shares)}.",
             ("process", "what", f"time, {unit.name}"),
             rows,
-            partial(timeline.draw, {title: spans}, unit, "the first start"),
+            partial(timeline.draw, {title: spans}, unit, "the last start"),
         )
     ]

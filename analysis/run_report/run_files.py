@@ -15,6 +15,8 @@ from isotrain.core.contracts.events import (
     Finished,
     ProcessEvent,
     Ready,
+    Restarted,
+    RunFailed,
     Started,
     Steps,
 )
@@ -104,6 +106,26 @@ class RunFiles:
         ]
         self.history: History = read_history(folder) if self._blocks else History()
 
+    @cached_property
+    def last_start(self) -> Sequence[Event]:
+        """The events from the last start on; a run that was restarted or resumed has several."""
+        begin, ranks, has_run = 0, set[int](), False
+        for index, event in enumerate(self.events):
+            if isinstance(event, Started):
+                if has_run or event.rank in ranks:
+                    begin, ranks, has_run = index, set(), False
+                ranks.add(event.rank)
+            elif isinstance(event, Restarted | RunFailed) or (
+                isinstance(event, Ready) and event.plan  # rank 0 has met all others
+            ):
+                has_run = True
+        return self.events[begin:]
+
+    @property
+    def first_start(self) -> float:
+        """Start of the first process of all, as Unix time; 0 before."""
+        return min((e.time for e in self.events if isinstance(e, Started)), default=0.0)
+
     @property
     def start(self) -> float:
         """Start of the first process of the last start, as Unix time; 0 before."""
@@ -120,10 +142,8 @@ class RunFiles:
         """The processes of the last start, by rank."""
         hosts = {each["rank"]: each["host"] for each in self.plan.get("processes", ())}
         times: dict[int, dict[str, Any]] = {}
-        for event in self.events:
+        for event in self.last_start:
             if isinstance(event, Started):
-                if event.rank in times:  # the run was restarted or resumed
-                    times = {}
                 times[event.rank] = {"started": event.time}
             elif isinstance(event, ProcessEvent) and event.rank in times:
                 if isinstance(event, Ready):

@@ -16,10 +16,12 @@ def cores() -> int:
 
 
 def busy_cores(seconds: float) -> float:
-    """Number of cores of this machine that all programs keep busy, measured for so many seconds."""
+    """Number of cores in this process's affinity mask that any program keeps busy, over some seconds."""
     import psutil  # takes as long as all other imports of this module
 
-    return psutil.cpu_percent(seconds) / 100 * (psutil.cpu_count() or 1)
+    percents = psutil.cpu_percent(seconds, percpu=True)
+    usable = (core for core in os.sched_getaffinity(0) if core < len(percents))
+    return sum(percents[core] for core in usable) / 100
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:

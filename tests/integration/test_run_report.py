@@ -113,3 +113,52 @@ def test_a_damaged_file_is_named(copy: Path) -> None:
     (copy / "steps.jsonl").write_text("{\n")
     with pytest.raises(IsotrainError, match=re.escape("steps.jsonl, line 1")):
         write_report(copy)
+
+
+def _process_event(kind: str, rank: int, time: float, **fields: object) -> dict[str, object]:
+    return {"event": kind, "rank": rank, "time": time, "step": None, "call": "", **fields}
+
+
+def _started(time: float, *ranks: int) -> list[dict[str, object]]:
+    return [_process_event("started", rank, time + rank, pid=1) for rank in ranks]
+
+
+def test_a_resumed_run_has_the_processes_of_its_last_start(copy: Path) -> None:
+    plan = json.loads((copy / "plan.json").read_text())
+    warned = _process_event("warning", 0, 103.0, text="slow")
+    ready = _process_event("ready", 0, 102.0, samples=9, plan=plan)
+    events = [*_started(100.0, 0, 1), ready, warned, *_started(200.0, 2, 0, 1)]
+    _write_events(copy, events)
+    run = RunFiles(copy)
+    assert [(process.rank, process.started) for process in run.processes] == [
+        (0, 200.0),
+        (1, 201.0),
+        (2, 202.0),
+    ]
+    assert "3.0 s0warning" in Page(render(run)).text
+
+
+def test_a_start_without_a_rank_of_an_earlier_one_is_a_start(copy: Path) -> None:
+    failure = {"failure": "lost", "after_step": 0, "from_step": 0, "replicas": 3}
+    restarted = {"event": "restarted", "time": 150.0, **failure}
+    _write_events(copy, [*_started(100.0, 0, 1), restarted, *_started(200.0, 2)])
+    run = RunFiles(copy)
+    assert [process.rank for process in run.processes] == [2]
+    assert "50.0 slauncherrestarted" in Page(render(run)).text
+
+
+def test_the_traceback_is_of_the_last_start(copy: Path) -> None:
+    (copy / "result.json").unlink()
+    error = {"error": "ValueError", "message": "", "is_peer_error": False}
+    first = _process_event("failed", 0, 102.0, traceback="of the first", **error)
+    last = _process_event("failed", 0, 202.0, traceback="of the last", **error)
+    end = {"event": "run failed", "time": 203.0, "message": "rank 0 failed"}
+    _write_events(copy, [*_started(100.0, 0), first, *_started(200.0, 0), last, end])
+    text = Page(render(RunFiles(copy))).text
+    assert "rank 0 failed of the last" in text
+    assert "rank 0 failed of the first" not in text
+
+
+def _write_events(folder: Path, events: list[dict[str, object]]) -> None:
+    lines = (json.dumps(event) + "\n" for event in events)
+    (folder / "events.jsonl").write_text("".join(lines))

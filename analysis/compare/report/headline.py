@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from isotrain.analysis.compare.records import Cell, ComparisonRecord
+from isotrain.analysis.compare.settings import CompareRequest, run_seconds
 from isotrain.analysis.pages.units import unit_of
 from isotrain.core.reporting.tables import text_of
 
@@ -42,14 +43,29 @@ def command(comparison: ComparisonRecord) -> str:
         words += ["--replicas", ",".join(map(str, replicas))]
     names = {"--repeats": "repeats", "--steps": "steps", "--seed": "seed"}
     words += [w for o, name in names.items() if name in settings for w in (o, str(settings[name]))]
-    if budget := settings.get("time_budget_s"):
-        words += ["--time-budget", f"{text_of(budget)}s"]
+    words += [w for name, seconds in _limits(comparison) for w in (name, f"{seconds:.12g}s")]
+    first = next((cell.name for cell in comparison.cells if cell.status == "finished"), None)
+    if comparison.reference not in (None, first):
+        words += ["--reference", str(comparison.reference)]
+    for backend, path in _mapping(settings.get("interpreters")).items():
+        words += ["--interpreter", f"{backend}={path}"]
     launcher = _mapping(settings.get("launcher"))
     if launcher:
         words += ["--launcher", str(launcher.get("name"))]
         options = _mapping(launcher.get("options")).items()
         words += [w for name, value in options for w in ("--launcher-option", f"{name}={value}")]
     return shlex.join(words)
+
+
+def _limits(comparison: ComparisonRecord) -> Iterator[tuple[str, float]]:
+    """Options of the time budget, and of the limit of a run unless it is the default, with seconds."""
+    budget = comparison.settings.get("time_budget_s")
+    if budget:
+        yield "--time-budget", budget
+    default = run_seconds(CompareRequest(time_budget=budget), len(comparison.cells))
+    limit = comparison.settings.get("run_seconds", default)
+    if limit != default:
+        yield "--run-limit", limit
 
 
 def _list(value: Any) -> list[Any]:
@@ -73,11 +89,11 @@ def why(cell: Cell, comparison: ComparisonRecord) -> str:
     if cell.all_reduce_s is not None:
         share = cell.all_reduce_s.value / max(cell.step_s.value, _LEAST_SECONDS)
         alone = unit.full(cell.all_reduce_s.value)
-        parts.append(f"an all-reduce by itself takes {alone}, {share:.0%} of that")
+        parts.append(f"an all-reduce by itself takes {alone}, {share:.0%} of the step")
     waited = sum(span.seconds for span in cell.timeline if span.name == "input")
     total = sum(span.seconds for span in cell.timeline)
     if total:
-        parts.append(f"{waited / total:.0%} of it is waiting for input")
+        parts.append(f"{waited / total:.0%} of the step is waiting for input")
     cores = comparison.machine.get("cores")
     if cell.cpu_s_per_sample is not None and isinstance(cores, int):
         busy = cell.cpu_s_per_sample.value * cell.samples_per_s.value

@@ -20,6 +20,7 @@ from isotrain.analysis.compare.plots import curves, dot_plots
 from isotrain.analysis.compare.plots.registry import plots_of
 from isotrain.analysis.compare.plots.series import series_of, styles_of
 from isotrain.analysis.compare.records import Estimate
+from isotrain.analysis.compare.report import headline
 from isotrain.analysis.compare.report import html as pages
 from isotrain.analysis.compare.report import tables as report_tables
 from isotrain.analysis.compare.report.html import render
@@ -116,6 +117,18 @@ def test_the_headline_has_speed_and_likeness_and_the_command() -> None:
     assert likeness([replace(cell, loss_difference=0.25) for cell in cells]) == (
         "losses differ by up to 25.0%"
     )
+
+
+def test_the_command_has_every_option_of_the_measurement() -> None:
+    cells = [samples.cell("torch-ddp", 1), samples.cell("tf-mirrored", 1)]
+    record = samples.comparison(cells, samples.Verdict("tf-mirrored@1", [], "Fastest."))
+    settings = {"time_budget_s": 10800.0, "run_seconds": 1.5, "interpreters": {"tf-mirrored": "py"}}
+    options = " --time-budget 10800s --run-limit 1.5s --reference tf-mirrored@1 --interpreter"
+    compared = replace(record, settings=settings, reference="tf-mirrored@1")
+    assert f"{options} tf-mirrored=py" in headline.command(compared)
+    default = {**settings, "run_seconds": 60.0, "interpreters": {}}
+    first = replace(record, settings=default, reference="torch-ddp@1")
+    assert headline.command(first).endswith(" --time-budget 10800s")
 
 
 def test_a_busy_machine_is_warned_of() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -238,6 +239,14 @@ def test_the_page_has_the_figures_of_the_file(tmp_path: Path) -> None:
     assert not page.of("script")
     links = [str(link["href"]).removeprefix("#") for link in page.of("a")]
     assert set(links) <= {given.get("id") for _, given in page.elements}
+
+
+def test_the_page_has_the_reason_of_a_failed_run(tmp_path: Path) -> None:
+    parity = small_parity()
+    parity = replace(parity, runs=[parity.runs[0], parity.runs[2]])
+    page = Page(parity.to_html(tmp_path).read_text(encoding="utf-8"))
+    assert "c@1: failed whyprocess 0 died" in page.text
+    assert "Nowhere" not in page.text
 
 
 def test_a_single_run_is_refused() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from isotrain.core.system import hardware
@@ -22,6 +24,12 @@ def test_the_smallest_visible_gpu_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert hardware.gpu_memory_bytes({}) is None
     tool.unlink()
     assert hardware.gpu_memory_bytes({}) is None
+
+
+def test_busy_cores_are_those_of_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: [100.0, 50.0, 25.0])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 7})
+    assert hardware.busy_cores(0.0) == 0.75
 
 
 @pytest.mark.parametrize(
