@@ -53,8 +53,13 @@ class CommonStepContext(StepContext):
         """Random numbers by sample for a pass over inputs, a tree of tensors `[batch, ...]`."""
 
     @abstractmethod
-    def refusing_other_draws(self) -> contextlib.AbstractContextManager[None]:
-        """Context that refuses random numbers that the framework draws in its own way."""
+    def refusing_other_draws(self, inputs: Any) -> contextlib.AbstractContextManager[None]:
+        """Context of a pass that refuses random numbers that the framework draws in its own way.
+
+        Args:
+            inputs: Pytree of tensors, shapes `[batch, ...]`. A backend may check the first pass of each
+                phase over inputs of these shapes alone.
+        """
 
     def drawing(self, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Makes a function of inputs and targets draw by sample, if the spec says so."""
@@ -63,7 +68,7 @@ class CommonStepContext(StepContext):
             return compute
 
         def compute_pass(inputs: Any, targets: Any) -> Any:
-            with active(self.pass_draws(keys, inputs)), self.refusing_other_draws():
+            with active(self.pass_draws(keys, inputs)), self.refusing_other_draws(inputs):
                 return compute(inputs, targets)
 
         return compute_pass

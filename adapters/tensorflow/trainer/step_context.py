@@ -95,7 +95,7 @@ class TensorFlowStepContext(CommonStepContext):
         return TensorFlowPassDraws(keys, position, rows, self._local.phase == "train")
 
     @contextlib.contextmanager
-    def refusing_other_draws(self) -> Iterator[None]:
+    def refusing_other_draws(self, inputs: Any) -> Iterator[None]:
         before = operations()
         yield
         for operation in operations_since(before):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from isotrain.adapters.common.sample_draws import REFUSAL, DrawKeys
+from isotrain.adapters.common.sample_draws import DrawKeys
 from isotrain.adapters.common.step_context import CommonStepContext
-from isotrain.adapters.torch.base import gpu, private_api
-from isotrain.adapters.torch.base.pytree import leaves
+from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.pytree import leaves, signature
 from isotrain.adapters.torch.base.sample_draws import TorchPassDraws
-from isotrain.plugin import Batch, Phase, Slice, SpecError, TrainingSpec
+from isotrain.adapters.torch.base.seeded_draws import RefusingSeededDraws
+from isotrain.plugin import Batch, Phase, Slice, TrainingSpec
 
 _FIRST_EVALUATION = -(1 << 31)
 """Word of the first step of an evaluation: no step of the training has it."""
@@ -54,6 +55,7 @@ class TorchStepContext(CommonStepContext):
         self._gathers = 0
         self._rows_per_sample: dict[int, int] = {}
         self._phase: Phase = "train"
+        self._checked_forms: set[Hashable] = set()
         self._step_word = 0
         self._position = torch.zeros(2, dtype=torch.int32)
 
@@ -97,15 +99,14 @@ class TorchStepContext(CommonStepContext):
         return TorchPassDraws(keys, self._position, rows, self._phase == "train")
 
     @contextlib.contextmanager
-    def refusing_other_draws(self) -> Iterator[None]:
-        if private_api.is_tracing():  # Keras has computed the same before
+    def refusing_other_draws(self, inputs: Any) -> Iterator[None]:
+        form = self._phase, signature(inputs)
+        if form in self._checked_forms or private_api.is_tracing():  # Keras has computed it before
             yield
             return
-        devices = (gpu.CPU, *gpu.in_use())
-        before = list(map(gpu.rng_state, devices))
-        yield
-        if not all(map(torch.equal, before, map(gpu.rng_state, devices))):
-            raise SpecError(REFUSAL.format("the model or the objective"))
+        with RefusingSeededDraws():
+            yield
+        self._checked_forms.add(form)
 
     def all_gather(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.require_collective("all_gather")

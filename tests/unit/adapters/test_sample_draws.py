@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -189,6 +190,43 @@ def test_attention_that_drops_is_attention(options: dict[str, Any]) -> None:
 def test_other_draws_are_refused() -> None:
     with pytest.raises(SpecError, match="not by sample"):
         passed(context(), lambda x: x + torch.randn_like(x), torch.ones(2, 3), 0)
+
+
+def test_draws_of_other_threads_are_not_refused() -> None:
+    """A thread that reads samples draws during the pass, as transforms do."""
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        reader = threading.Thread(target=torch.rand, args=(3,))
+        reader.start()
+        reader.join()
+        return x * 2
+
+    passed(context(), compute, torch.ones(2, 3), 0)
+
+
+def test_operations_that_draw_nothing_are_not_refused() -> None:
+    """Attention without dropout, LSTMs, and draws of a generator with a seed of its own."""
+    lstm = nn.LSTM(3, 3, batch_first=True)
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        x = functional.scaled_dot_product_attention(x, x, x) + lstm(x)[0]
+        noise = torch.rand(3, generator=torch.Generator().manual_seed(0))
+        return functional.rrelu(x) + noise
+
+    passed(context(), compute, torch.ones(2, 4, 3), 0)
+
+
+def test_other_draws_are_refused_in_every_shape() -> None:
+    """Inputs of a new shape are checked again, so that a draw for one shape alone is refused."""
+    step, x = context(), torch.ones(2, 3)
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(()) if len(x) == 1 else x
+
+    assert torch.equal(passed(step, compute, x, 0), x)
+    assert torch.equal(passed(step, compute, x, 0), x)
+    with pytest.raises(SpecError, match=r"aten\.rand\.default of the model"):
+        passed(step, compute, x[:1], 0)
 
 
 def test_other_axes_are_refused() -> None:
