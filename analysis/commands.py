@@ -43,10 +43,16 @@ def compare(options: argparse.Namespace) -> ExitCode:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Runs `isotrain report`: writes the page of a comparison, a run or a parity check."""
+    """Runs `isotrain report`: writes the page of a comparison, a run or a parity check.
+
+    Raises:
+        PlanError: `--follow` with what is no run.
+    """
     source = Path(options.results)
     if (source / SPEC_FILE).is_file():
         _report_run(source, options)
+    elif options.follow:
+        raise PlanError(f"report --follow: {source} is no run, and only a run goes on.")
     elif source.name == PARITY_FILE or (source / PARITY_FILE).is_file():
         _report_parity(source, options)
     else:
@@ -185,7 +191,7 @@ def parity(options: argparse.Namespace) -> ExitCode:
         output=options.output,
         launcher=options.launcher,
         launcher_options=dict(options.launcher_option),
-        on_progress=ignore_status if options.quiet else print_status,
+        on_progress=ignore_status if options.quiet or options.json else print_status,
     )
     if options.json:
         print(result.to_json())

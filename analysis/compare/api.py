@@ -12,7 +12,7 @@ from isotrain.analysis.compare.settings import REPEATS, STEPS, CompareRequest
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.reporting.status import OnProgress, default_progress, waiting
 from isotrain.core.spec.loading import SpecLike
-from isotrain.core.spec.sections import StrategyLike
+from isotrain.core.spec.sections import StrategyLike, strategy_list
 
 
 def compare(
@@ -20,7 +20,7 @@ def compare(
     *,
     backends: str | Sequence[str] | None = None,
     replicas: int | Sequence[int] | None = None,
-    strategies: Sequence[StrategyLike] | None = None,
+    strategies: StrategyLike | Sequence[StrategyLike] | None = None,
     repeats: int = REPEATS,
     time_budget: float | None = None,
     run_limit: float | None = None,
@@ -47,8 +47,8 @@ def compare(
             that are available.
         replicas: Numbers of replicas to measure each backend with, one or several; left out: 1, or as many
             as the launcher's allocation has room for.
-        strategies: Strategies to measure, each a name or `{"name": ..., "options": {...}}`; left out:
-            the spec's strategy.
+        strategies: Strategies to measure, one or several, each a name or
+            `{"name": ..., "options": {...}}`; left out: the spec's strategy.
         repeats: Runs of each cell; at least three are needed to estimate how runs vary.
         time_budget: Time budget of all runs in seconds; after the first `repeats`, further runs go to
             the cells that cannot be told from the fastest yet.
@@ -80,7 +80,7 @@ def compare(
     request = CompareRequest(
         backends=[backends] if isinstance(backends, str) else backends,
         replicas=[replicas] if isinstance(replicas, int) else replicas,
-        strategies=strategies,
+        strategies=strategy_list(strategies),
         repeats=repeats,
         time_budget=time_budget,
         run_limit=run_limit,

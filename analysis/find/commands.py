@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from isotrain.analysis.find.batch import STEPS as BATCH_STEPS
-from isotrain.analysis.find.batch import find_batch
+from isotrain.analysis.find.batch import BatchSearch, find_batch
 from isotrain.analysis.find.rate import FIRST, LAST, STEPS, find_rate
 from isotrain.analysis.find.rate_search import RateSearch
 from isotrain.core.cli.support import read_spec_with_choices
 from isotrain.core.errors import PlanError
-from isotrain.core.json_format import json_page
+from isotrain.core.json_format import FORMAT, json_page
 from isotrain.core.reporting.status import ignore_status, print_status
 from isotrain.core.run.options import ResumeOptions
 
@@ -36,8 +36,16 @@ def _run_options(options: argparse.Namespace) -> ResumeOptions:
         "replicas": options.replicas,
         "launcher": options.launcher,
         "launcher_options": dict(options.launcher_option),
-        "quiet": options.quiet,
+        "quiet": _is_quiet(options),
     }
+
+
+def _is_quiet(options: argparse.Namespace) -> bool:
+    return bool(options.quiet or options.json)
+
+
+def _json(search: RateSearch | BatchSearch) -> str:
+    return json_page({"format": FORMAT, **search.to_dict()})
 
 
 def _find_rate(options: argparse.Namespace) -> None:
@@ -51,7 +59,7 @@ def _find_rate(options: argparse.Namespace) -> None:
     )
     if options.output is not None:
         search.plot(options.output)
-    print(json_page(search.to_dict()) if options.json else _rate_text(search))
+    print(_json(search) if options.json else _rate_text(search))
 
 
 def _rate_text(search: RateSearch) -> str:
@@ -71,11 +79,11 @@ def _find_batch(options: argparse.Namespace) -> None:
         first_batch=options.first_batch,
         largest_batch=options.largest_batch,
         steps=options.steps or BATCH_STEPS,
-        on_progress=ignore_status if options.quiet else print_status,
+        on_progress=ignore_status if _is_quiet(options) else print_status,
         **_run_options(options),
     )
     if options.json:
-        print(json_page(search.to_dict()))
+        print(_json(search))
     elif search.largest is None:
         print("no global batch fits")
     else:

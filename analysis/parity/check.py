@@ -26,7 +26,7 @@ from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.reporting.status import OnProgress, default_progress
 from isotrain.core.spec.loading import SpecLike, load_spec
-from isotrain.core.spec.sections import StrategyLike
+from isotrain.core.spec.sections import StrategyLike, strategy_list
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.weight_name_map import MapLike, read_maps
 from isotrain.core.system import hardware
@@ -42,7 +42,7 @@ def parity(
     *,
     backends: str | Sequence[str] | None = None,
     replicas: int | Sequence[int] | None = None,
-    strategies: Sequence[StrategyLike] | None = None,
+    strategies: StrategyLike | Sequence[StrategyLike] | None = None,
     steps: int = DEFAULT_STEPS,
     map: MapLike | None = None,
     output: str | os.PathLike[str] | None = None,
@@ -59,8 +59,8 @@ def parity(
             the first number of replicas is the reference. Left out: the one of a run that names none.
         replicas: Numbers of replicas to run each backend with, one or several; left out: 1, or as many
             as the launcher's allocation has room for.
-        strategies: Strategies to run each backend under, each a name or `{"name": ..., "options": {...}}`;
-            the reference uses the first. Left out: the spec's strategy.
+        strategies: Strategies to run each backend under, one or several, each a name or
+            `{"name": ..., "options": {...}}`; the reference uses the first. Left out: the spec's strategy.
         steps: Number of steps to trace, from the first. If a smaller global batch first comes later, the
             last traced step is that one.
         map: Weight name map of native models, a mapping or a YAML or JSON file; see `docs/parity.md`.
@@ -95,7 +95,7 @@ def parity(
         host,
         backends=[resolve_backend(each, resolved) for each in requested],
         replicas=[replicas] if isinstance(replicas, int) else replicas,
-        strategies=strategies or [loaded.strategy.name],
+        strategies=strategy_list(strategies) or [loaded.strategy.name],
         launcher=launcher_choice,
     )
     tracer = TraceRunner(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
@@ -394,6 +394,13 @@ class StrategyChoice(SpecModel):
 
 
 StrategyLike = StrategyChoice | Mapping[str, Any] | str
+
+
+def strategy_list(
+    strategies: StrategyLike | Sequence[StrategyLike] | None,
+) -> Sequence[StrategyLike] | None:
+    """List of one or several strategies."""
+    return [strategies] if isinstance(strategies, StrategyChoice | Mapping | str) else strategies
 
 
 class LoggerChoice(SpecModel):

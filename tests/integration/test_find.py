@@ -161,6 +161,8 @@ def test_the_commands(
     assert main(["find", "rate", *common, "--steps", "12", "--first-rate", "0.01"]) == 0
     assert "the smoothed loss falls" in capsys.readouterr().out
     assert main(["find", "batch", *common, "--largest-batch", "8", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["largest"] == 8
+    printed = capsys.readouterr()
+    assert (json.loads(printed.out)["format"], json.loads(printed.out)["largest"]) == (1, 8)
+    assert not printed.err
     assert main(["find", "batch", *common, "--output", "rates.png"]) != 0
     assert "--output is no option of `find batch`" in capsys.readouterr().err

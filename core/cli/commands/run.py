@@ -250,6 +250,16 @@ def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _profile_steps(text: str) -> int:
+    """A number of steps to profile; the spec after a bare `--profile` reaches this too."""
+    try:
+        return positive_int(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(
+            f"{error}; give a number as --profile=STEPS, and a bare --profile after the spec"
+        ) from None
+
+
 def _add_supervision_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--port",
@@ -280,7 +290,7 @@ def _add_supervision_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--profile",
-        type=positive_int,
+        type=_profile_steps,
         nargs="?",
         const=10,
         metavar="STEPS",

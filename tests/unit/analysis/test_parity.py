@@ -254,6 +254,11 @@ def test_a_single_run_is_refused() -> None:
         isotrain.parity(SPEC, backends=["torch-ddp"])
 
 
+def test_a_single_strategy_needs_no_list() -> None:
+    with pytest.raises(isotrain.PlanError, match="nothing to compare"):
+        isotrain.parity(SPEC, backends="torch-ddp", strategies="gossip")
+
+
 def test_to_pandas_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(IsotrainError, match="pip install pandas"):

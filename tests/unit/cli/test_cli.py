@@ -212,6 +212,8 @@ def test_exit_codes_are_documented() -> None:
         (["compare", "small.json", "--fail-if-slower", "5%"], "--against"),
         (["compare", "small.json", "--interpreter", "torch-ddp=/nowhere"], "no program"),
         (["report", "nowhere"], "no comparison"),
+        (["report", "nowhere", "--follow"], "is no run"),
+        (["run", "--profile", "small.json"], "--profile=STEPS"),
         (["run", "small.json", "--backend", "torch-ddp", "--strategy", "gosip"], "mean 'gossip'"),
         (["run", "small.json", "--backend", "torch-ddp", "--strategy", "=4"], "NAME[,OPTION=VALUE"),
         (
