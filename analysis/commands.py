@@ -179,6 +179,8 @@ def parity(options: argparse.Namespace) -> ExitCode:
         from isotrain.analysis.program_trace.commands import compare_traces
 
         return compare_traces(options)
+    if Path(options.spec).is_dir():
+        raise PlanError(f"parity {options.spec}: expected a spec, or two folders of traces.")
     from isotrain.analysis.parity import check
 
     result = check.parity(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import random
 import sys
+import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -32,19 +32,20 @@ _COLLECTIVES = (
 )
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 def install(recorder: ProgramRecorder) -> None:
     """Hooks modules, optimizers, clipping, losses and collectives of this process."""
     hooks = _Hooks(recorder)
     module = torch.nn.modules.module
-    module.register_module_forward_pre_hook(hooks.enter)
-    module.register_module_forward_hook(hooks.leave, with_kwargs=True, always_call=True)
+    module.register_module_forward_pre_hook(_safe(hooks.enter))
+    module.register_module_forward_hook(_safe(hooks.leave), with_kwargs=True, always_call=True)
     optimizer = importlib.import_module("torch.optim.optimizer")
-    optimizer.register_optimizer_step_pre_hook(hooks.before_step)
-    optimizer.register_optimizer_step_post_hook(hooks.after_step)
-    _call_before(torch.Tensor, "backward", hooks.backward)
+    optimizer.register_optimizer_step_pre_hook(_safe(hooks.before_step))
+    optimizer.register_optimizer_step_post_hook(_safe(hooks.after_step))
+    _call_before(torch.autograd, "backward", hooks.backward)
+    _call_after(torch.autograd, "backward", hooks.after_backward)
     _call_before(nn.functional, "cross_entropy", hooks.cross_entropy)
     _call_before(torch.amp.GradScaler, "unscale_", lambda *args, **kwargs: hooks.note("unscale"))
     for owner in (nn.utils, nn.utils.clip_grad):
@@ -54,8 +55,22 @@ def install(recorder: ProgramRecorder) -> None:
             _call_before(torch.distributed, name, functools.partial(hooks.collective, name))
 
 
+def _safe(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, whose own errors are printed and do not reach the program."""
+
+    @functools.wraps(hook)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception:  # what programs do is not known
+            text = traceback.format_exc()
+            print(f"isotrain trace: this is not recorded:\n{text}", file=sys.stderr, flush=True)
+
+    return guarded
+
+
 def _call_before(owner: Any, name: str, hook: Callable[..., None]) -> None:
-    function = getattr(owner, name)
+    function, hook = getattr(owner, name), _safe(hook)
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -66,7 +81,7 @@ def _call_before(owner: Any, name: str, hook: Callable[..., None]) -> None:
 
 
 def _call_after(owner: Any, name: str, hook: Callable[..., None]) -> None:
-    function = getattr(owner, name)
+    function, hook = getattr(owner, name), _safe(hook)
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -83,6 +98,7 @@ class _Hooks:
     def __init__(self, recorder: ProgramRecorder) -> None:
         self._recorder = recorder
         self._depth = 0
+        self._is_in_backward = False  # where activation checkpointing calls modules again
         self._models: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
             weakref.WeakKeyDictionary()
@@ -98,15 +114,19 @@ class _Hooks:
         """Counts how deep the calls of modules are."""
         self._depth += 1
 
-    def leave(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+    def leave(self, module: nn.Module, args: Any, *rest: Any) -> None:
         """Records a forward pass of an outermost module: its samples and its mode."""
         self._depth = max(0, self._depth - 1)
-        if self._depth or not self._recorder.is_recording:
+        if self._depth or self._is_in_backward or not self._recorder.is_recording:
             return
-        if next(module.parameters(), None) is None:  # a loss, for example
+        if len(rest) < 2:  # the pass has raised
             return
-        if module not in self._models:
-            self._models[module] = None
+        kwargs, _ = rest
+        parameters = {id(parameter) for parameter in module.parameters()}
+        if not parameters:  # a loss, for example
+            return
+        if module not in self._models and parameters.isdisjoint(self._model_parameters()):
+            self._models[module] = None  # else it is a part of a model, or a wrapper of one
         arrays = [_array(tensor) for tensor in _tensors((args, kwargs)) if tensor.dim()]
         layers = list(module.modules())
         self._recorder.event(
@@ -121,10 +141,16 @@ class _Hooks:
             random={"torch": zlib.crc32(torch.get_rng_state().numpy())},
         )
 
-    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Records the loss that is differentiated."""
-        if loss.numel() == 1:
+        self._is_in_backward = True
+        loss = next(_tensors(tensors), None)
+        if self._recorder.is_recording and loss is not None and loss.numel() == 1:
             self.note("backward", loss=float(loss.detach()))
+
+    def after_backward(self, *args: Any, **kwargs: Any) -> None:
+        """Ends a backward pass."""
+        self._is_in_backward = False
 
     def cross_entropy(
         self,
@@ -138,8 +164,14 @@ class _Hooks:
         label_smoothing: float = 0.0,
     ) -> None:
         """Records over how many targets a cross-entropy is taken."""
+        if not self._recorder.is_recording:
+            return
         is_class = not target.is_floating_point()
-        count = int((target != ignore_index).sum()) if is_class else target[:, 0].numel()
+        count = (
+            int((target != ignore_index).sum())
+            if is_class
+            else target.numel() // target.shape[min(1, target.dim() - 1)]
+        )
         self.note(
             "loss",
             targets=count,
@@ -151,7 +183,8 @@ class _Hooks:
         self, norm: Any, parameters: Any, max_norm: float, *args: Any, **kwargs: Any
     ) -> None:
         """Records the norm before clipping, and its limit."""
-        self.note("clip", norm=float(norm), limit=float(max_norm))
+        if self._recorder.is_recording:
+            self.note("clip", norm=float(norm), limit=float(max_norm))
 
     def collective(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Records a call of `torch.distributed`: its operation, and its first tensor's size and norm."""
@@ -165,20 +198,17 @@ class _Hooks:
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Reads gradients, options and, before the first step, weights."""
-        if not self._recorder.is_recording:
+        is_first = optimizer not in self._optimizers
+        index = self._optimizers.setdefault(optimizer, len(self._optimizers))
+        if not self._recorder.wants(index):
             return
         named = self._named_parameters(optimizer)
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
         self._facts |= {  # of the innermost step: that of a wrapper sees gradients before the exchange
             "gradient": self._prints(gradients),
             "groups": _groups(optimizer, named),
-            "random": {
-                "numpy": zlib.crc32(repr(np.random.get_state()).encode()),
-                "python": zlib.crc32(repr(random.getstate()).encode()),
-            },
         }
-        if optimizer not in self._optimizers:
-            self._optimizers[optimizer] = len(self._optimizers)
+        if is_first:
             self._facts["initial"] = self._prints(named)
             self._facts["untrained"] = sorted(set(self._model_parameters().values()) - set(named))
             self._recorder.set_rank(*_rank())
@@ -209,12 +239,15 @@ class _Hooks:
         self._facts = {}
 
     def _model_parameters(self) -> dict[int, str]:
-        """Names of the parameters of all models that were called, by identity."""
-        return {
-            id(parameter): _plain(name)
-            for model in self._models
-            for name, parameter in model.named_parameters()
-        }
+        """Names of the parameters of all models that were called, by identity; each name once."""
+        names: dict[int, str] = {}
+        for number, model in enumerate(self._models):
+            taken = set(names.values())
+            for name, parameter in model.named_parameters():
+                plain = _plain(name)
+                qualified = f"{type(model).__name__}{number}.{plain}" if plain in taken else plain
+                names.setdefault(id(parameter), qualified)
+        return names
 
     def _named_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         """The optimizer's parameters by their names in the models, or by their place in the optimizer."""
@@ -226,7 +259,9 @@ class _Hooks:
         }
 
     def _prints(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
-        return self._recorder.fingerprints({name: _array(t) for name, t in tensors.items()})
+        """Fingerprints of tensors; those that lie sharded over processes are left out."""
+        plain = {name: t for name, t in tensors.items() if not hasattr(t, "device_mesh")}
+        return self._recorder.fingerprints({name: _array(t) for name, t in plain.items()})
 
 
 def _rank() -> tuple[int, int]:
@@ -247,7 +282,7 @@ def _groups(
     return [
         {
             "optimizer": type(optimizer).__name__,
-            "dtype": str(group["params"][0].dtype).removeprefix("torch."),
+            "dtype": str(next((p.dtype for p in group["params"]), "")).removeprefix("torch."),
             "names": [names[id(parameter)] for parameter in group["params"]],
             "options": {
                 key: value.item() if isinstance(value, torch.Tensor) else value
@@ -262,8 +297,8 @@ def _groups(
 def _plain(name: str) -> str:
     """A parameter's name without those of wrappers such as DDP."""
     for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
-    return name
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

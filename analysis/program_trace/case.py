@@ -36,6 +36,8 @@ _COARSE = 0.05
 _UPDATE = 500.0
 """Factor of the floor for updates: Adam makes whole steps of elements that are rounding."""
 _LARGEST = 0.5
+_WITHOUT_EFFECT = ("foreach", "fused", "capturable", "differentiable")
+"""Options that choose between implementations of one optimizer."""
 NEGLIGIBLE = 1e-5
 """A tensor whose norm is a smaller fraction of that of its stage is rounding, as before a batch norm."""
 
@@ -243,6 +245,8 @@ def _option_differences(
     found = {}
     for name, options in other.items():
         for option, value in options.items():
+            if option in _WITHOUT_EFFECT:
+                continue
             before = one.get(name, {}).get(option, value)
             for a, b in zip(_numbers(before), _numbers(value), strict=False):
                 if abs(a - b) > 1e-6 * max(abs(a), abs(b)):

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from isotrain.analysis.program_trace.bootstrap.sitecustomize import VARIABLE
 from isotrain.analysis.program_trace.comparison import compare
-from isotrain.analysis.program_trace.reading import is_trace, read_trace
+from isotrain.analysis.program_trace.reading import ProgramTrace, is_trace, read_trace
+from isotrain.analysis.program_trace.recorder import FORMAT
 from isotrain.core.cli.exit_codes import ExitCode
-from isotrain.core.errors import IsotrainError
+from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.json_format import json_page
 from isotrain.core.plugins.manager import plugin_manager
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
+_END_SECONDS = 30.0
+"""Seconds that a program has to end its processes once it was asked to."""
 
 
 def trace(options: argparse.Namespace) -> int:
@@ -28,29 +33,50 @@ def trace(options: argparse.Namespace) -> int:
     Raises:
         IsotrainError: The folder has a trace already, the program cannot be started, or it took no step.
     """
+    program = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not program:
+        raise IsotrainError("trace: expected a program after --, as in: trace -- python train.py")
     folder = Path(options.output or tempfile.mkdtemp(prefix="trace-", dir=".")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if is_trace(folder):
         raise IsotrainError(f"{folder}: there is a trace in it. Give another folder by --output.")
-    command = options.program[1:] if options.program[:1] == ["--"] else options.program
-    if not command:
-        raise IsotrainError("trace: expected a program after --, as in: trace -- python train.py")
     told = {"folder": str(folder), "steps": options.steps, "hooks": program_hooks()}
     path = os.pathsep.join(filter(None, [str(_BOOTSTRAP), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, VARIABLE: json.dumps(told), "PYTHONPATH": path}
     try:
-        status = subprocess.call(command, env=environment)
-    except OSError as error:
-        raise IsotrainError(f"trace: {command[0]}: {error.strerror}.") from error
-    if status == 0 or is_trace(folder):
-        made = read_trace(folder)
-        facts = {"folder": str(folder), "processes": made.processes, "steps": len(made.steps)}
-        if options.json:
-            print(json_page(facts))
-        else:
-            owners = "1 process" if made.processes == 1 else f"{made.processes} processes"
-            print(f"isotrain: {len(made.steps)} steps of {owners} in {folder}", file=sys.stderr)
+        status = _run(program, environment)
+        if status == 0:
+            _tell(read_trace(folder), options)
+    finally:
+        if not options.output and not any(folder.iterdir()):
+            folder.rmdir()
     return status
+
+
+def _run(program: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The exit code of a program; it gets the signal that ends this process, and time to end its own."""
+    try:
+        process = subprocess.Popen(program, env=environment)
+    except OSError as error:
+        raise IsotrainError(f"trace: {program[0]}: {error.strerror}.") from error
+    try:
+        status = process.wait()
+    except BaseException:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        process.kill()
+        raise
+    return status if status >= 0 else 128 - status
+
+
+def _tell(made: ProgramTrace, options: argparse.Namespace) -> None:
+    if options.json:
+        facts = {"folder": str(made.folder), "processes": made.processes, "steps": len(made.steps)}
+        print(json_page({"format": FORMAT, **facts}))
+    elif not options.quiet:
+        owners = "1 process" if made.processes == 1 else f"{made.processes} processes"
+        print(f"isotrain: {len(made.steps)} steps of {owners} in {made.folder}", file=sys.stderr)
 
 
 def program_hooks() -> dict[str, str]:
@@ -61,12 +87,28 @@ def program_hooks() -> dict[str, str]:
 
 
 def compare_traces(options: argparse.Namespace) -> ExitCode:
-    """Runs `isotrain parity A B`: finds where the second trace parts from the first."""
+    """Runs `isotrain parity A B`: finds where the second trace parts from the first.
+
+    Raises:
+        PlanError: An option is given that only a spec takes.
+    """
+    taken = {
+        "--backend": options.backend,
+        "--replicas": options.replicas,
+        "--strategy": options.strategy,
+        "--set": options.set,
+        "--map": options.map,
+        "--output": options.output,
+    }
+    if ignored := [name for name, value in taken.items() if value]:
+        raise PlanError(f"parity: {', '.join(ignored)}: two traces are compared as they are.")
     from isotrain.analysis.program_trace import text
 
     comparison = compare(read_trace(options.spec), read_trace(options.other))
     if options.json:
-        print(json_page(dataclasses.asdict(comparison)))
+        verdict = "agree" if comparison.agree else "difference"
+        facts = {"format": FORMAT, "verdict": verdict, **dataclasses.asdict(comparison)}
+        print(json_page(facts))
     else:
         sys.stdout.write(text.result(comparison))
     return ExitCode.OK if comparison.agree else ExitCode.DIFFERENT

@@ -10,6 +10,7 @@ from isotrain.analysis.parity.records import Cause
 from isotrain.analysis.program_trace.case import Difference, common_steps, first_case, offset_of
 from isotrain.analysis.program_trace.causes import likely_causes
 from isotrain.analysis.program_trace.reading import GlobalStep, ProgramTrace
+from isotrain.core.errors import IsotrainError
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,27 @@ class TraceComparison:
 
 
 def compare(reference: ProgramTrace, run: ProgramTrace) -> TraceComparison:
-    """Compares two traces: the first is the reference."""
+    """Compares two traces: the first is the reference.
+
+    Raises:
+        IsotrainError: They have no step, or no name of a parameter, in common.
+    """
     offset = offset_of(reference, run)
     steps = list(common_steps(reference, run, offset))
+    if not steps:
+        raise IsotrainError(
+            f"{run.folder} goes on from step {offset} of {reference.folder}, which has no further step:"
+            " record more of it with --steps."
+            if offset
+            else f"{run.folder} and {reference.folder} have no step in common."
+        )
+    named, of_run = (set(step.first.weight) for step in steps[0])
+    if not named & of_run:
+        shown = [", ".join(sorted(names)[:3]) for names in (named, of_run)]
+        raise IsotrainError(
+            f"no parameter has the same name in both traces: {shown[0]}, ... in {reference.folder};"
+            f" {shown[1]}, ... in {run.folder}. Compare programs that name the layers of their model alike."
+        )
     case = first_case(reference, run, steps, offset)
     return TraceComparison(
         reference=str(reference.folder),
@@ -64,9 +83,7 @@ def _mean(numbers: Sequence[float]) -> float:
 
 
 def _notes(steps: Sequence[tuple[GlobalStep, GlobalStep]]) -> list[str]:
-    """Names that only one program has; steps that could not be compared."""
-    if not steps:
-        return ["the traces have no step in common."]
+    """Names that only one program has."""
     one, other = (set(step.first.weight) for step in steps[0])
     notes = []
     for alone, owner in ((one - other, "reference"), (other - one, "run")):

@@ -27,7 +27,6 @@ class Step:
             `unscale` and `collective`, each with its facts.
         gradient: Gradients that the optimizer got.
         groups: Parameter groups: type of the optimizer, dtype, names of parameters, options.
-        random: Hash of the state of random generators, by library.
         weight: Weights after the step.
         optimizer_state: Optimizer state after the step, by `PARAMETER/NAME`.
         state: Buffers after the step.
@@ -38,7 +37,6 @@ class Step:
     events: Sequence[Mapping[str, Any]]
     gradient: Tensors
     groups: Sequence[Mapping[str, Any]]
-    random: Mapping[str, int]
     weight: Tensors
     optimizer_state: Tensors
     state: Tensors
@@ -98,14 +96,12 @@ class ProgramTrace:
 
     Attributes:
         folder: Where it lies.
-        command: Arguments of the program.
         processes: Number of processes that trained.
         steps: Steps of each optimizer, in the order in which rank 0 took them.
         ends: Events of each process after its last step.
     """
 
     folder: Path
-    command: Sequence[str]
     processes: int
     steps: Sequence[GlobalStep]
     ends: Sequence[Sequence[Mapping[str, Any]]]
@@ -131,16 +127,25 @@ def read_trace(folder: str | Path) -> ProgramTrace:
         IsotrainError: There is none, or it has no steps.
     """
     by_rank: dict[int, list[dict[str, Any]]] = {}
-    command: Sequence[str] = ()
+    processes = 0
     for file in sorted(Path(folder).glob("rank-*.jsonl")):
-        header, *lines = map(json.loads, file.read_text().splitlines())
+        header, *lines = _lines(file)
         if header.get("format") != FORMAT:
             raise IsotrainError(
                 f"{file}: expected a trace of format {FORMAT}, found {header.get('format')}: it is of another"
                 " version of isotrain."
             )
-        command = command or header["command"]
-        by_rank.setdefault(header["rank"], []).extend(lines)
+        if header["rank"] in by_rank:
+            raise IsotrainError(
+                f"{folder}: there are two processes of rank {header['rank']}. Trace one training at a time,"
+                " without restarts; each process must know its rank by torch.distributed or Horovod."
+            )
+        by_rank[header["rank"]], processes = lines, header["processes"]
+    if len(by_rank) < processes:
+        raise IsotrainError(
+            f"{folder}: {len(by_rank)} of {processes} processes have a file. All hosts must see the folder,"
+            " and each process must pass PYTHONPATH on to those that it starts."
+        )
     ranks = [_steps(lines) for _, lines in sorted(by_rank.items())]
     keys = [key for key in (ranks[0] if ranks else ()) if all(key in rank for rank in ranks)]
     if not keys:
@@ -153,7 +158,14 @@ def read_trace(folder: str | Path) -> ProgramTrace:
         [event for line in lines if line["kind"] == "end" for event in line["events"]]
         for lines in by_rank.values()
     ]
-    return ProgramTrace(Path(folder), command, len(ranks), steps, ends)
+    return ProgramTrace(Path(folder), len(ranks), steps, ends)
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file, without one that its process could not write to the end."""
+    text = file.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1].splitlines()
+    return [json.loads(line) for line in whole] or [{}]
 
 
 def _steps(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], Step]:
@@ -162,7 +174,6 @@ def _steps(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], Step]:
         (line["optimizer"], line["step"]): Step(
             events=line["events"],
             groups=line["groups"],
-            random=line["random"],
             untrained=line.get("untrained", ()),
             **{
                 kind: _tensors(line.get(kind, {}))

@@ -24,7 +24,7 @@ class Recorder:
     """Writes a line of JSON for each step of an optimizer; a `ProgramRecorder`.
 
     Attributes:
-        is_recording: Whether fewer than `steps` steps of any optimizer have been written.
+        is_recording: Whether no optimizer has taken a step, or one has taken fewer than `steps`.
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
@@ -42,6 +42,10 @@ class Recorder:
         self._rank, self._processes = 0, 1
         self._file: TextIO | None = None
         atexit.register(self.end)
+
+    def wants(self, optimizer: int) -> bool:
+        """Whether fewer than `steps` steps of an optimizer have been written."""
+        return self._counts.get(optimizer, 0) < self._steps
 
     def set_rank(self, rank: int, processes: int) -> None:
         """Tells the process's rank and the number of processes."""
@@ -63,14 +67,13 @@ class Recorder:
         return {name: fingerprint(array).to_list() for name, array in arrays.items()}
 
     def step(self, optimizer: int, facts: Mapping[str, Any]) -> None:
-        """Writes a step with the events before it, and stops recording after the last one wanted."""
+        """Writes a step with the events before it."""
         step = self._counts.get(optimizer, 0)
         self._counts[optimizer] = step + 1
         events, self._events = self._events, []
-        if step < self._steps:
-            self._write(
-                {"kind": "step", "optimizer": optimizer, "step": step, "events": events, **facts}
-            )
+        self._write(
+            {"kind": "step", "optimizer": optimizer, "step": step, "events": events, **facts}
+        )
         self.is_recording = min(self._counts.values()) < self._steps
 
     def end(self) -> None:

@@ -16,10 +16,13 @@ class ProgramRecorder(Protocol):
     """Receives what a process of a program does; an adapter's `program_hooks` call it.
 
     Attributes:
-        is_recording: Whether steps are still recorded; hooks do nothing otherwise.
+        is_recording: Whether events are recorded: some optimizer's steps are still wanted.
     """
 
     is_recording: bool
+
+    def wants(self, optimizer: int) -> bool:
+        """Whether the next step of an optimizer is to be recorded."""
 
     def set_rank(self, rank: int, processes: int) -> None:
         """Tells the process's rank and the number of processes. Called before the first step."""

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from integration.program_zoo.programs import CLEAN, PROGRAMS
 
 from isotrain.analysis.program_trace.comparison import compare
 from isotrain.analysis.program_trace.reading import ProgramTrace, read_trace
+from isotrain.core.errors import IsotrainError
 
 pytestmark = pytest.mark.examples
 SEEDS = int(os.environ.get("ISOTRAIN_TRACE_SEEDS", "4"))
@@ -71,6 +73,80 @@ def test_programs_that_differ_by_rounding_agree(
         found = compare(one, other)
         assert found.agree, found.differences[0]
         assert found.steps == 4
+
+
+def by_hand(folder: Path, program: str) -> ProgramTrace:
+    """The trace of a program, given as text."""
+    script = folder.with_suffix(".py")
+    script.write_text(program)
+    command = (sys.executable, script.name)
+    made = isotrain("trace", "--output", folder, "--", *command, folder=folder.parent)
+    assert made.returncode == 0, made.stderr
+    assert "not recorded" not in made.stderr
+    return read_trace(folder)
+
+
+ODD = """
+import importlib.util
+
+assert importlib.util.find_spec("torch")  # as libraries do that can go without it
+import torch
+from torch.utils.checkpoint import checkpoint
+
+class Recomputed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+torch.manual_seed(0)
+encoder, decoder, head = Recomputed(), Recomputed(), torch.nn.Linear(8, 3)
+weights = [*encoder.parameters(), *decoder.parameters(), *head.parameters()]
+optimizer = torch.optim.SGD([{"params": weights}, {"params": []}], lr=0.1, foreach=False)
+for _ in range(4):
+    optimizer.zero_grad()
+    logits = head(decoder(encoder(torch.randn(6, 8))))
+    torch.nn.functional.cross_entropy(logits, torch.rand(6, 3)).backward()
+    optimizer.step()
+"""
+
+
+def test_models_that_share_names_and_recompute_are_traced(tmp_path: Path) -> None:
+    """And a search for torch before its import, an empty group, and probabilities as targets."""
+    one = by_hand(tmp_path / "one", ODD)
+    assert len(one.steps) == 4
+    assert len(one.steps[0].first.weight) == 10
+    assert len(one.steps[0].first.passes()) == 3
+    two = by_hand(tmp_path / "two", ODD.replace("foreach=False", "foreach=True"))
+    assert compare(one, two).agree
+    three = by_hand(tmp_path / "three", ODD.replace("0.1", "0.2"))
+    assert compare(one, three).causes[0].code == "learning-rate"
+
+
+def test_traces_that_cannot_be_compared_are_refused(
+    trace: Callable[[str], ProgramTrace], tmp_path: Path
+) -> None:
+    whole = trace("mlp-0-processes")
+    rank = next(whole.folder.glob("rank-1-*"))
+    copied = tmp_path / "copied"
+    shutil.copytree(whole.folder, copied)
+    (copied / rank.name).unlink()
+    with pytest.raises(IsotrainError, match="1 of 2 processes have a file"):
+        read_trace(copied)
+    shutil.copy(rank, copied / rank.name)
+    shutil.copy(rank, copied / f"{rank.stem}0.jsonl")
+    with pytest.raises(IsotrainError, match="two processes of rank 1"):
+        read_trace(copied)
+    (copied / f"{rank.stem}0.jsonl").unlink()
+    with (copied / rank.name).open("a") as file:
+        file.write('{"kind": "st')  # its process was killed
+    assert len(read_trace(copied).steps) == 4
+    with pytest.raises(IsotrainError, match="no parameter has the same name"):
+        compare(whole, by_hand(tmp_path / "odd", ODD))
 
 
 def isotrain(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -137,7 +213,8 @@ def test_the_page_lists_every_program() -> None:
         (("trace", "--", sys.executable, "-c", "pass"), 2, "expected a trace with steps"),
         (("trace", "--", sys.executable, "-c", "exit(3)"), 3, ""),
         (("parity", ".", "."), 2, "expected a trace with steps"),
-        (("parity", "spec.yaml"), 2, "--backend"),
+        (("parity", "."), 2, "expected a spec, or two folders of traces"),
+        (("trace", "--", "sh", "-c", "kill -9 $$"), 137, ""),
     ],
 )
 def test_mistakes_are_told(words: tuple[str, ...], status: int, told: str, tmp_path: Path) -> None:

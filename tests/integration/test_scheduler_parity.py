@@ -29,7 +29,7 @@ WANTED = ParityTarget(
 
 
 def tracer_of(output: Path | None) -> TraceRunner:
-    return TraceRunner(plugin_manager(()), WANTED, 2, {}, output, None)
+    return TraceRunner(plugin_manager(()), WANTED, 2, {}, output, print)
 
 
 def test_parity_runs_use_a_launcher(tmp_path: Path) -> None:

@@ -26,20 +26,28 @@ class Finder:
     def __init__(self, told: dict[str, Any]) -> None:
         """Takes what the variable says."""
         self._told = told
+        self._searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The specification of a framework that is not hooked yet; else None."""
-        hook = self._told["hooks"].pop(name, None)
-        spec = None if hook is None else importlib.util.find_spec(name)
+        if self._searching or name not in self._told["hooks"]:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
         if spec is None or spec.loader is None:
             return None
         load = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             load(module)
-            self._hook(hook)
+            hook = self._told["hooks"].pop(name, None)  # others may have looked for it before
+            if hook is not None:
+                self._hook(hook)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -118,7 +118,7 @@ def _add_trace_arguments(command: argparse.ArgumentParser) -> None:
         "program",
         nargs=argparse.REMAINDER,
         metavar="-- PROGRAM",
-        help="the program and its arguments, such as: torchrun --nproc-per-node 2 train.py",
+        help="-- and the program with its arguments, such as: -- torchrun --nproc-per-node 2 train.py",
     )
 
 
