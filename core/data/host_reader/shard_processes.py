@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data.streaming.shards import Chunk, ShardReader, ShardStart
-from isotrain.core.data.workers.channel import Channel, ChannelClosedError
+from isotrain.core.data.workers.channel import Channel, ChannelClosedError, Message
 from isotrain.core.data.workers.child_process import VARIABLES, ChildProcess
 from isotrain.core.errors import DataError
 
 _CHUNKS_AHEAD = 2
+_MOST_IN_FLIGHT = 64
+"""Most requests that a process has not answered: all fit into a socket's buffer, so sending never waits."""
 
 
 class ShardProcesses:
@@ -33,81 +35,113 @@ class ShardProcesses:
         self._pickled = pickled
         self._name = name
         self._processes = processes
-        self._children: list[ChildProcess] = []
-        self._epoch = 0
+        self._children: list[_ShardProcess] = []
         self._chunks: list[deque[Chunk]] = []
 
     def begin(self, starts: Sequence[ShardStart]) -> None:
-        """Starts an epoch of all shards; chunks of the one before are dropped as they arrive."""
+        """Starts an epoch of all shards, and drops chunks of the one before."""
         if not self._children:
             self._start()
-        self._epoch += 1
         self._chunks = [deque() for _ in starts]
-        for shard, (state, skipped) in enumerate(starts):
-            request = {"epoch": self._epoch, "state": state, "skipped": skipped}
-            self._send(shard, request)
-            for _ in range(_CHUNKS_AHEAD):
-                self._send(shard, {})
+        by_shard = list(enumerate(starts))
+        for number, child in enumerate(self._children):
+            child.begin(by_shard[number :: self._processes])
 
     def chunk(self, shard: int) -> Chunk:
         """The next samples of a shard that has not ended."""
+        child = self._children[shard % self._processes]
         while not self._chunks[shard]:
-            self._receive(shard)
+            received_shard, message = child.receive()
+            pickled, *buffers = message.arrays
+            samples = pickle.loads(pickled.data, buffers=buffers)  # noqa: S301 - by our child
+            chunk = Chunk(samples, message.header["is_last"], message.header["state"])
+            self._chunks[received_shard].append(chunk)
         chunk = self._chunks[shard].popleft()
         if not chunk.is_last:
-            self._send(shard, {})
+            child.request(shard)
         return chunk
 
     def _start(self) -> None:
         for _ in range(self._processes):
-            child = ChildProcess.spawn(f"{__name__}:serve", VARIABLES, [self._name])
+            arguments = [self._name, self._processes]
+            child = ChildProcess.spawn(f"{__name__}:serve", VARIABLES, arguments)
             child.channel.send({}, [np.frombuffer(self._pickled, np.uint8)])
-            self._children.append(child)
+            self._children.append(_ShardProcess(child))
 
-    def _send(self, shard: int, request: dict[str, Any]) -> None:
-        with contextlib.suppress(ChannelClosedError):  # seen when its answers are read
-            self._child_of(shard).channel.send({"shard": shard, **request})
 
-    def _receive(self, shard: int) -> None:
-        """Waits for a chunk of any shard of the same process."""
+class _ShardProcess:
+    """A process with some shards, of which it reads one chunk after the other, in the order of requests."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._due: deque[int] = deque()  # shards of the requests that are not sent yet
+        self._in_flight: deque[int] = deque()  # shards of those that are sent, and not answered
+
+    def begin(self, starts: Sequence[tuple[int, ShardStart]]) -> None:
+        """Starts an epoch of its shards, after the chunks that it still reads of the one before."""
+        self._due.clear()
+        while self._in_flight:
+            self.receive()
+        self._send({"starts": starts})
+        self._due.extend([shard for shard, _ in starts] * _CHUNKS_AHEAD)
+        self._send_due()
+
+    def request(self, shard: int) -> None:
+        """Requests another chunk of a shard."""
+        self._due.append(shard)
+        self._send_due()
+
+    def receive(self) -> tuple[int, Message]:
+        """Waits for the next chunk; returns its shard, and the message that has it.
+
+        Raises:
+            DataError: The process has ended, or its stream has raised.
+        """
+        shard = self._in_flight[0]
         try:
-            message = self._child_of(shard).channel.receive()
+            message = self._child.channel.receive()
         except ChannelClosedError as error:
-            end = self._child_of(shard).describe_end()
+            end = self._child.describe_end()
             raise DataError(
                 f"data: the process that reads shard {shard} of the stream {end}."
             ) from error
         assert message is not None
-        header = message.header
-        if (text := header.get("error")) is not None:
+        if (text := message.header.get("error")) is not None:
             raise DataError(text)
-        if header["epoch"] == self._epoch:
-            pickled, *buffers = message.arrays
-            samples = pickle.loads(pickled.data, buffers=buffers)  # noqa: S301 - by our child
-            chunk = Chunk(samples, header["is_last"], header["state"])
-            self._chunks[header["shard"]].append(chunk)
+        self._in_flight.popleft()
+        self._send_due()
+        return shard, message
 
-    def _child_of(self, shard: int) -> ChildProcess:
-        return self._children[shard % self._processes]
+    def _send_due(self) -> None:
+        while self._due and len(self._in_flight) < _MOST_IN_FLIGHT:
+            self._in_flight.append(self._due.popleft())
+            self._send({"shard": self._in_flight[-1]})
+
+    def _send(self, request: dict[str, Any]) -> None:
+        with contextlib.suppress(ChannelClosedError):  # seen when its answers are read
+            self._child.channel.send(request)
 
 
-def serve(channel: Channel, name: str) -> None:
-    """Reads shards of a stream until the channel is closed."""
+def serve(channel: Channel, name: str, processes: int) -> None:
+    """Reads shards of a stream, as one of so many processes, until the channel is closed."""
     message = channel.receive()
     assert message is not None
     readers: dict[int, ShardReader] = {}
-    epoch = 0
+    starts: dict[int, ShardStart] = {}
     try:
         samples = pickle.loads(message.arrays[0].tobytes())()[name].shards  # noqa: S301 - by our parent
         for request in _requests(channel):
+            if "starts" in request:
+                for shard, start in starts.items():  # of the epoch before, which was left at once
+                    readers[shard].begin(*start)
+                starts = dict(request["starts"])
+                for shard in starts.keys() - readers:
+                    readers[shard] = samples.reader(shard, processes)
+                continue
             shard = request["shard"]
-            if shard not in readers:
-                readers[shard] = samples.reader(shard)
-            if "epoch" in request:
-                epoch = request["epoch"]
-                readers[shard].begin(request["state"], request["skipped"])
-            else:
-                _send_chunk(channel, {"epoch": epoch, "shard": shard}, readers[shard].chunk())
+            if shard in starts:
+                readers[shard].begin(*starts.pop(shard))
+            _send_chunk(channel, readers[shard].chunk())
     except ChannelClosedError:
         return
     except Exception as error:  # user code may raise anything
@@ -129,10 +163,10 @@ def _requests(channel: Channel) -> Iterator[dict[str, Any]]:
         yield message.header
 
 
-def _send_chunk(channel: Channel, header: dict[str, Any], chunk: Chunk) -> None:
+def _send_chunk(channel: Channel, chunk: Chunk) -> None:
     import cloudpickle
 
     buffers: list[pickle.PickleBuffer] = []
     pickled = cloudpickle.dumps(chunk.samples, protocol=5, buffer_callback=buffers.append)
     arrays = [np.frombuffer(pickled, np.uint8), *(np.asarray(each.raw()) for each in buffers)]
-    channel.send({**header, "is_last": chunk.is_last, "state": chunk.state}, arrays)
+    channel.send({"is_last": chunk.is_last, "state": chunk.state}, arrays)

@@ -21,7 +21,9 @@ from isotrain.core.data.streaming.sample_streams import (
 from isotrain.core.data.streaming.stream_state import opened
 from isotrain.core.errors import DataError
 
-_CHUNK = 16
+_MOST_CHUNK = 16
+_CHUNK_SAMPLES = 512
+"""Most samples in a process's chunks, one of each shard together, if it has no more shards than that."""
 _STATE_SECONDS = 1.0
 _END = object()
 _NO_SHARDS = (
@@ -51,8 +53,9 @@ class Chunk(NamedTuple):
 class ShardReader:
     """Reading of one shard in chunks, with its state at most once a second."""
 
-    def __init__(self, shard: Iterable[Any]) -> None:
+    def __init__(self, shard: Iterable[Any], chunk_size: int) -> None:
         self._shard = shard
+        self._chunk_size = chunk_size
 
     def begin(self, state: Any, skipped: int) -> None:
         """Starts the next epoch of the shard, or continues from a `ShardStart`."""
@@ -65,7 +68,7 @@ class ShardReader:
     def chunk(self) -> Chunk:
         """The next samples; at first one alone, since states are taken between samples."""
         state = self._state() if self._has_given else None
-        size = _CHUNK if self._has_given else 1
+        size = self._chunk_size if self._has_given else 1
         samples = list(islice(self._samples, size))
         self._has_given = True
         return Chunk(samples, len(samples) < size, state)
@@ -152,9 +155,10 @@ class ShardedSamples:
         self._turn: deque[int] = deque()
         self._loaded: Mapping[str, Any] | None = None
 
-    def reader(self, shard: int) -> ShardReader:
-        """A reader of one shard."""
-        return ShardReader(self._make_shard(shard))
+    def reader(self, shard: int, processes: int = 1) -> ShardReader:
+        """A reader of one shard, where so many processes read all; chunks are smaller with many shards."""
+        chunk_size = min(_MOST_CHUNK, max(1, _CHUNK_SAMPLES * processes // self.shards))
+        return ShardReader(self._make_shard(shard), chunk_size)
 
     def __iter__(self) -> Iterator[Any]:
         """Starts the next epoch, or goes on with that of a loaded state."""

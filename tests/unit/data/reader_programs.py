@@ -160,6 +160,20 @@ def raising_shard(shard: int, shards: int) -> Iterator[Any]:
             raise RuntimeError("a broken shard")
 
 
+MANY = 600
+"""Shards of a stream, far more than a socket's buffer holds messages."""
+
+
+def many() -> dict[str, BatchStream]:
+    """A stream in many shards of three samples each."""
+
+    def shard(index: int, shards: int) -> Iterator[Any]:
+        for number in range(index, 3 * shards, shards):
+            yield np.full(2, number, np.float32), np.array(number)
+
+    return {"train": sample_stream(shard, samples=3 * MANY, shards=MANY)}
+
+
 def ranks() -> Iterator[InputsAndTargets]:
     """Gives the variables by which libraries take shards."""
     count = len({"RANK", "WORLD_SIZE"} & set(os.environ))

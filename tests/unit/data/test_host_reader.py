@@ -19,6 +19,7 @@ from unit.data.stream_samples import INPUTS, kept, loader
 
 from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
 from isotrain.core.data.sources import sample_stream
+from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.stream_state import from_json
 from isotrain.core.data.workers.child_process import ChildProcess
 from isotrain.core.errors import DataError, PeerLostError
@@ -272,6 +273,23 @@ def test_shards_resume_by_their_states_with_another_number_of_readers(
     other = sample_stream(lambda shard, shards: iter(range(9)), samples=77, shards=2)
     with pytest.raises(DataError, match="3 shards when the checkpoint was saved, and now in 2"):
         batches_of(other, 0, 1, start=(step, state), **SHARDED)
+
+
+def test_shards_may_be_more_than_a_socket_holds_messages(connect: Connect) -> None:
+    (stream,) = connect(reader_programs.many, shard_processes=2)
+    made = loader(stream, global_batch_size=50, epochs=2)
+    abandoned = made.from_step(0)
+    next(abandoned)
+    abandoned.close()  # while the processes read ahead
+    assert numbers_of(made) == list(range(3 * reader_programs.MANY)) * 2
+
+
+@pytest.mark.parametrize(("shards", "processes", "size"), [(3, 1, 16), (1024, 4, 2), (1024, 1, 1)])
+def test_many_shards_are_read_in_smaller_chunks(shards: int, processes: int, size: int) -> None:
+    samples = ShardedSamples(lambda shard, shards: iter(range(100)), shards)
+    reader = samples.reader(0, processes)
+    reader.begin(None, 0)
+    assert [len(reader.chunk().samples) for _ in range(3)] == [1, size, size]
 
 
 @pytest.mark.parametrize(
