@@ -99,7 +99,9 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
         help="for native models: names of the same tensor on each backend; see docs/parity.md",
     )
     command.add_argument(
-        "--output", metavar="DIR", help="write parity.json and every fingerprint to this folder"
+        "--output",
+        metavar="DIR",
+        help="write parity.json, report.html and every fingerprint to this folder",
     )
 
 
