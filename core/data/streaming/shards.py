@@ -32,6 +32,11 @@ _NO_SHARDS = (
     " torch's get_worker_info, as WebDataset does; or leave out `shards`."
 )
 
+_READ_AGAIN = (
+    "data: a stream in shards was read again before this reading of it had ended, and the readers of its"
+    " shards serve one reading. Make a stream for each use: call sample_stream for each."
+)
+
 ShardStart = tuple[Any, int]
 """State of a shard as JSON values, or None for the start of its next epoch; samples to leave out after it."""
 
@@ -130,7 +135,8 @@ class _Progress:
 class ShardedSamples:
     """Samples of a data set's shards in turn: one of each, without those that have ended.
 
-    The order depends on the number of shards, never on how many processes read them.
+    The order depends on the number of shards, never on how many processes read them. A new iterator takes
+    over the readers of the shards: one from before that has not ended raises an error if it is continued.
 
     Attributes:
         shards: Number of shards.
@@ -169,19 +175,21 @@ class ShardedSamples:
         self._turn = deque(range(self.shards) if loaded is None else loaded["turn"])
         self._progress = [_Progress(*start) for start in starts]
         self.readers.begin(starts)
-        return self._samples(self.readers)
+        return self._samples(self.readers, self._turn)
 
-    def _samples(self, readers: ShardReaders) -> Iterator[Any]:
-        while self._turn:
-            shard = self._turn[0]
+    def _samples(self, readers: ShardReaders, turn: deque[int]) -> Iterator[Any]:
+        while turn:
+            if turn is not self._turn:
+                raise DataError(_READ_AGAIN)
+            shard = turn[0]
             progress = self._progress[shard]
             if not progress.samples and progress.is_last:
-                self._turn.popleft()
+                turn.popleft()
             elif not progress.samples:
                 progress.add(readers.chunk(shard))
             else:
                 progress.since += 1
-                self._turn.rotate(-1)
+                turn.rotate(-1)
                 yield progress.samples.popleft()
 
     def state_dict(self) -> dict[str, Any] | None:

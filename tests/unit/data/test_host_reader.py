@@ -306,6 +306,16 @@ def test_the_failure_of_a_reader_of_shards_is_told(connect: Connect, kind: str, 
         batches_of(stream, 0, 1, **SHARDED)
 
 
+def test_a_reading_that_another_one_has_taken_over_is_no_shorter_epoch() -> None:
+    samples = ShardedSamples(lambda shard, shards: iter(range(shard, 200, shards)), 2)
+    first = iter(samples)
+    assert [next(first) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert list(samples) == list(range(200))
+    with pytest.raises(DataError, match="read again before this reading of it had ended"):
+        next(first)
+    assert list(samples) == list(range(200))
+
+
 def test_streams_that_cannot_be_told_a_shard_are_refused() -> None:
     with pytest.raises(DataError, match="list cannot be told a shard"):
         sample_stream([1, 2], shards=2)
