@@ -35,6 +35,7 @@ LoadStreams = Callable[[], Mapping[str, BatchStream]]
 _CONNECT_SECONDS = 0.02
 _CREDENTIALS = struct.Struct("3i")
 _EXIT_CODE_FIELD = 49  # of /proc/PID/stat, after the name; zombies have it
+_SHARD_TIMEOUT = 0.9  # of the reader's own, so that the error names the shard
 BATCHES_AHEAD = 2
 """Batches that a process requests ahead."""
 
@@ -102,7 +103,12 @@ class HostReader:
             "isotrain.core.data.host_reader.reader_process:serve", VARIABLES
         )
         self._child.channel.send(
-            {"token": self._token, "processes": self._processes, "readers": readers},
+            {
+                "token": self._token,
+                "processes": self._processes,
+                "readers": readers,
+                "shard_timeout": _SHARD_TIMEOUT * self._timeout,
+            },
             [np.frombuffer(pickled, np.uint8)],
         )
 

@@ -115,18 +115,23 @@ def serve(channel: Channel) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(socket_address(message.header["token"]))
     listener.listen()
-    server = _Server(channel, listener, message.header["processes"])
-    server.run(message.arrays[0].tobytes(), message.header["readers"])
+    header = message.header
+    server = _Server(channel, listener, header["processes"], header["shard_timeout"])
+    server.run(message.arrays[0].tobytes(), header["readers"])
 
 
 class _Server:
     """Reads streams, and sends each process its rows."""
 
-    def __init__(self, parent: Channel, listener: socket.socket, processes: int) -> None:
+    def __init__(
+        self, parent: Channel, listener: socket.socket, processes: int, shard_timeout: float
+    ) -> None:
         self._parent = parent
         self._listener = listener
         self._processes = processes
+        self._shard_timeout = shard_timeout
         self._streams: Mapping[str, BatchStream] = {}
+        self._shard_processes: dict[str, ShardProcesses] = {}
         self._load_error: str | None = None
         self._clients: dict[int, _Client] = {}
         self._readings: list[_Reading] = []
@@ -142,7 +147,8 @@ class _Server:
             self._streams = pickle.loads(pickled)()  # noqa: S301 - by the process that started this one
             for name, stream in self._streams.items():
                 if stream.shards is not None and (count := min(readers, stream.shards.shards)) > 1:
-                    stream.shards.readers = ShardProcesses(pickled, name, count)
+                    self._shard_processes[name] = ShardProcesses(pickled, name, count)
+                    stream.shards.readers = self._shard_processes[name]
         except Exception as error:  # user code may raise anything
             self._load_error = error_text(error)
         while True:
@@ -201,6 +207,8 @@ class _Server:
                 break
         else:
             state = None if header["state"] is None else StreamState(**header["state"])
+            if (shard_processes := self._shard_processes.get(header["stream"])) is not None:
+                shard_processes.timeout = self._shard_timeout
             cut, stream = StreamCut(**header["cut"]), self._streams[header["stream"]]
             batches = global_batches(stream, cut, header["step"], state)
             reading = _Reading(key, header["step"], batches, stream.read_count)

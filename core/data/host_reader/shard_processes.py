@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
+import signal
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,7 +24,11 @@ _MOST_IN_FLIGHT = 64
 
 
 class ShardProcesses:
-    """Processes with some of a stream's shards each; they start with the first epoch."""
+    """Processes with some of a stream's shards each; they start with the first epoch.
+
+    Attributes:
+        timeout: Seconds without a chunk after which a process hangs; None while samples are counted.
+    """
 
     def __init__(self, pickled: bytes, name: str, processes: int) -> None:
         """Starts nothing.
@@ -35,6 +41,7 @@ class ShardProcesses:
         self._pickled = pickled
         self._name = name
         self._processes = processes
+        self.timeout: float | None = None
         self._children: list[_ShardProcess] = []
         self._chunks: list[deque[Chunk]] = []
 
@@ -45,13 +52,13 @@ class ShardProcesses:
         self._chunks = [deque() for _ in starts]
         by_shard = list(enumerate(starts))
         for number, child in enumerate(self._children):
-            child.begin(by_shard[number :: self._processes])
+            child.begin(by_shard[number :: self._processes], self.timeout)
 
     def chunk(self, shard: int) -> Chunk:
         """The next samples of a shard that has not ended."""
         child = self._children[shard % self._processes]
         while not self._chunks[shard]:
-            received_shard, message = child.receive()
+            received_shard, message = child.receive(self.timeout)
             pickled, *buffers = message.arrays
             samples = pickle.loads(pickled.data, buffers=buffers)  # noqa: S301 - by our child
             chunk = Chunk(samples, message.header["is_last"], message.header["state"])
@@ -77,11 +84,11 @@ class _ShardProcess:
         self._due: deque[int] = deque()  # shards of the requests that are not sent yet
         self._in_flight: deque[int] = deque()  # shards of those that are sent, and not answered
 
-    def begin(self, starts: Sequence[tuple[int, ShardStart]]) -> None:
+    def begin(self, starts: Sequence[tuple[int, ShardStart]], timeout: float | None) -> None:
         """Starts an epoch of its shards, after the chunks that it still reads of the one before."""
         self._due.clear()
         while self._in_flight:
-            self.receive()
+            self.receive(timeout)
         self._send({"starts": starts})
         self._due.extend([shard for shard, _ in starts] * _CHUNKS_AHEAD)
         self._send_due()
@@ -91,21 +98,27 @@ class _ShardProcess:
         self._due.append(shard)
         self._send_due()
 
-    def receive(self) -> tuple[int, Message]:
+    def receive(self, timeout: float | None) -> tuple[int, Message]:
         """Waits for the next chunk; returns its shard, and the message that has it.
 
         Raises:
-            DataError: The process has ended, or its stream has raised.
+            DataError: The process has ended or hangs, or its stream has raised.
         """
         shard = self._in_flight[0]
         try:
-            message = self._child.channel.receive()
+            message = self._child.channel.receive(timeout)
         except ChannelClosedError as error:
             end = self._child.describe_end()
             raise DataError(
                 f"data: the process that reads shard {shard} of the stream {end}."
             ) from error
-        assert message is not None
+        if message is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child.pid, signal.SIGUSR1)
+            raise DataError(
+                f"data: the process that reads shard {shard} of the stream (pid {self._child.pid}) has not"
+                f" answered for {timeout:g} s; its stack is in the log of the first rank of this host"
+            )
         if (text := message.header.get("error")) is not None:
             raise DataError(text)
         self._in_flight.popleft()

@@ -140,6 +140,7 @@ def counted(kind: str) -> dict[str, BatchStream]:
         "deaf": functools.partial(asking, asks=False),
         "killed": lambda: killed_shard,
         "raising": lambda: raising_shard,
+        "hanging": lambda: hanging_shard,
     }[kind]()
     return {"train": sample_stream(data, samples=sum(COUNTS), shards=len(COUNTS))}
 
@@ -150,6 +151,15 @@ def killed_shard(shard: int, shards: int) -> Iterator[Any]:
         yield sample
         if shard == 1 and number == 5:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hanging_shard(shard: int, shards: int) -> Iterator[Any]:
+    """Waits for ever after some samples of shard 1."""
+    for number, sample in enumerate(Counting(shard, COUNTS[shard])):
+        yield sample
+        if shard == 1 and number == 5:
+            waiting, _ = os.pipe()
+            os.read(waiting, 1)
 
 
 def raising_shard(shard: int, shards: int) -> Iterator[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from helpers.leftover_processes import is_alive
 from helpers.waiting import wait_until
@@ -18,10 +19,11 @@ from unit.data import reader_programs
 from unit.data.stream_samples import INPUTS, kept, loader
 
 from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
+from isotrain.core.data.host_reader.shard_processes import ShardProcesses
 from isotrain.core.data.sources import sample_stream
 from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.stream_state import from_json
-from isotrain.core.data.workers.child_process import ChildProcess
+from isotrain.core.data.workers.child_process import ChildProcess, close_all
 from isotrain.core.errors import DataError, PeerLostError
 
 Connect = Callable[..., list[SharedStream]]
@@ -304,6 +306,27 @@ def test_the_failure_of_a_reader_of_shards_is_told(connect: Connect, kind: str, 
     (stream,) = connect(functools.partial(reader_programs.counted, kind), shard_processes=3)
     with pytest.raises(DataError, match=end):
         batches_of(stream, 0, 1, **SHARDED)
+
+
+def test_a_process_of_shards_that_hangs_is_named_with_its_stack(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pickled = cloudpickle.dumps(functools.partial(reader_programs.counted, "hanging"))
+    processes = ShardProcesses(pickled, "train", 2)
+    try:
+        processes.begin([(None, 0)] * 3)
+        assert len(processes.chunk(1).samples) == 1  # it has started
+        processes.timeout = 1.0
+        with pytest.raises(
+            DataError, match=r"reads shard 1 of the stream \(pid \d+\) has not answered"
+        ):
+            processes.chunk(1)
+        log: list[str] = []
+        wait_until(
+            lambda: log.append(capfd.readouterr().err) or "in hanging_shard" in str(log), 60.0
+        )
+    finally:
+        close_all(each._child for each in processes._children)
 
 
 def test_a_reading_that_another_one_has_taken_over_is_no_shorter_epoch() -> None:
