@@ -28,6 +28,9 @@ REFUSAL = (
 BITS = 23
 """Random bits of a number: float32 has these, a half added, exactly."""
 
+_LARGEST_BELOW_ONE = {"bfloat16": 1 - 2.0**-8, "float16": 1 - 2.0**-11}
+"""Largest number below 1 of each narrow dtype."""
+
 
 def threefry_2x32(
     key: tuple[Any, Any], counter: tuple[Any, Any], rotated: Callable[[Any, int], Any]
@@ -172,8 +175,16 @@ class PassDraws(SampleDraws):
         """The inverse of `_halves`."""
 
     def uniform(self, shape: Sequence[Any], dtype: Any) -> Any:
-        """Uniform numbers between 0 and 1, exclusive: odd multiples of 2^-24 in every dtype."""
-        return self.cast(self._in_shape(self._units(shape, dtype), shape), dtype)
+        """Uniform numbers between 0 and 1, exclusive: odd multiples of 2^-24, rounded in narrow dtypes."""
+        units = self._in_shape(self._units(shape, dtype), shape)
+        narrow = next((name for name in _LARGEST_BELOW_ONE if name in str(dtype)), None)
+        if narrow is not None:  # others are exact
+            units = self._at_most(units, _LARGEST_BELOW_ONE[narrow])
+        return self.cast(units, dtype)
+
+    @abstractmethod
+    def _at_most(self, x: Any, largest: float) -> Any:
+        """A tensor of any shape whose larger numbers are replaced by the largest one allowed."""
 
     def _units(self, shape: Sequence[Any], dtype: Any) -> Any:
         """Uniform numbers of the next draw, in a matrix, float64 or float32."""

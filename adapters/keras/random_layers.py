@@ -79,8 +79,10 @@ def _categorical(draws: PassDraws, logits: Any, num_samples: int, dtype: Any = "
     """Samples from logits `[batch, classes]` by the maximum of logits and Gumbel noise."""
     logits = ops.convert_to_tensor(logits)
     rows, classes = draws.shape_of(logits)
-    unit = draws.uniform((rows, num_samples, classes), logits.dtype)
-    return draws.cast(ops.argmax(logits[:, None] - ops.log(-ops.log(unit)), -1), dtype)
+    wide = "float64" if "float64" in str(logits.dtype) else "float32"
+    unit = draws.uniform((rows, num_samples, classes), wide)
+    scores = draws.cast(logits, wide)[:, None] - ops.log(-ops.log(unit))
+    return draws.cast(ops.argmax(scores, -1), dtype)
 
 
 def _dropout(draws: PassDraws, inputs: Any, rate: float, noise_shape: Any = None) -> Any:

@@ -164,10 +164,11 @@ def test_frameworks_draw_the_same_bits(tmp_path: Path) -> None:
 
 
 def _compare_draws(_: isotrain.Session) -> None:
+    import keras
     import tensorflow as tf
     import torch
 
-    from isotrain.adapters.common.sample_draws import DrawKeys
+    from isotrain.adapters.common.sample_draws import DrawKeys, active
     from isotrain.adapters.tensorflow.base.sample_draws import TensorFlowPassDraws
     from isotrain.adapters.torch.base.sample_draws import TorchPassDraws
 
@@ -176,12 +177,15 @@ def _compare_draws(_: isotrain.Session) -> None:
     other = TensorFlowPassDraws(keys, tf.constant([5, 2], tf.uint32), 3, True)
     for shape in ((3, 5), (3,), (), (3, 2, 1)):
         assert other.integers(shape).numpy().tolist() == draws.integers(shape).tolist()
-        for dtype in ("float32", "float64"):
-            assert (
-                other.uniform(shape, dtype).numpy() == draws.uniform(shape, dtype).numpy()
-            ).all()
+        for dtype in ("float16", "bfloat16", "float32", "float64"):
+            expected = draws.uniform(shape, dtype).double().tolist()
+            assert tf.cast(other.uniform(shape, dtype), "float64").numpy().tolist() == expected
         numbers = draws.normal(shape, "float64").numpy()
         np.testing.assert_allclose(other.normal(shape, "float64").numpy(), numbers, rtol=1e-13)
+
+    with active(other):
+        classes = keras.random.categorical(tf.constant([[30, 0]] * 3, tf.bfloat16), 2000)
+    assert not keras.ops.any(classes)  # a noise of infinity would win
 
     def traced(x: tf.Tensor) -> tf.Tensor:
         return TensorFlowPassDraws(keys, tf.constant([5, 2], tf.uint32), 3, True).normal_like(x)

@@ -57,6 +57,9 @@ class TensorFlowPassDraws(PassDraws):
     def _interleaved(self, even: tf.Tensor, odd: tf.Tensor) -> tf.Tensor:
         return tf.reshape(tf.stack((even, odd), -1), (tf.shape(even)[0], -1))
 
+    def _at_most(self, x: tf.Tensor, largest: float) -> tf.Tensor:
+        return tf.minimum(x, largest)
+
     def shape_of(self, x: tf.Tensor) -> Sequence[Any]:
         return self.sizes_of(x)
 

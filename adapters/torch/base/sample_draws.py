@@ -88,5 +88,8 @@ class TorchPassDraws(PassDraws):
     def _interleaved(self, even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
         return torch.stack((even, odd), -1).reshape(even.shape[0], -1)
 
+    def _at_most(self, x: torch.Tensor, largest: float) -> torch.Tensor:
+        return x.clamp(max=largest)
+
     def shape_of(self, x: torch.Tensor) -> Sequence[int]:
         return x.shape
