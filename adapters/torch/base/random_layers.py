@@ -14,17 +14,26 @@ from torch.nn import functional
 from isotrain.adapters.common.sample_draws import REFUSAL
 from isotrain.plugin import SpecError, active_draws
 
+_DROPOUT_ARGUMENT = 10
+"""Index of the rate among the arguments of `multi_head_attention_forward`."""
+
 
 def draw_by_sample(model: nn.Module) -> None:
     """Lets dropout of torch's functions and modules draw by sample in passes of a run.
 
     Raises:
-        SpecError: A module draws inside of one of torch's kernels.
+        SpecError: A module draws inside of one of torch's kernels, or not in the shape `[batch, ...]`.
     """
     for name, module in model.named_modules():
+        described = f"the module {name or 'model'} ({type(module).__name__} with dropout"
         if isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1:
-            kind = type(module).__name__
-            raise SpecError(REFUSAL.format(f"the module {name or 'model'} ({kind} with dropout)"))
+            raise SpecError(REFUSAL.format(f"{described})"))
+        if (
+            isinstance(module, nn.MultiheadAttention)
+            and module.dropout > 0
+            and not module.batch_first
+        ):
+            raise SpecError(REFUSAL.format(f"{described} and without batch_first=True)"))
     _replace_functions()
 
 
@@ -39,6 +48,9 @@ def _replace_functions() -> None:
     ):
         setattr(functional, name, _dropout(getattr(functional, name), dropped_axes))
     functional.scaled_dot_product_attention = _attention(functional.scaled_dot_product_attention)
+    functional.multi_head_attention_forward = _refusing_weights(
+        functional.multi_head_attention_forward
+    )
 
 
 def _dropout(original: Callable[..., torch.Tensor], axes: int | None) -> Callable[..., Any]:
@@ -74,12 +86,15 @@ def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         is_causal: bool = False,
         **options: Any,
     ) -> torch.Tensor:
-        if active_draws.get() is None or not dropout_p:
+        has_two_masks = is_causal and attn_mask is not None  # which torch refuses
+        if active_draws.get() is None or not dropout_p or has_two_masks:
             return original(query, key, value, attn_mask, dropout_p, is_causal, **options)
         if options.get("enable_gqa"):
             heads = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(heads, -3), value.repeat_interleave(heads, -3)
-        scale = options.get("scale") or 1 / math.sqrt(query.shape[-1])
+        scale = options.get("scale")
+        if scale is None:
+            scale = 1 / math.sqrt(query.shape[-1])
         scores = query @ key.transpose(-2, -1) * scale
         if is_causal:
             attn_mask = torch.ones_like(scores[0], dtype=torch.bool).tril()
@@ -87,6 +102,21 @@ def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
             scores = scores.masked_fill(~attn_mask, -math.inf)
         elif attn_mask is not None:
             scores = scores + attn_mask
-        return functional.dropout(scores.softmax(-1), dropout_p) @ value
+        is_masked = (scores == -math.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(is_masked, 0.0).softmax(-1).masked_fill(is_masked, 0.0)
+        return functional.dropout(weights, dropout_p) @ value
 
     return scaled_dot_product_attention
+
+
+def _refusing_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Multi-head attention that refuses to drop weights that it returns, of shape `[batch * heads, ...]`."""
+
+    @functools.wraps(original)
+    def multi_head_attention_forward(*args: Any, **options: Any) -> Any:
+        drops = options.get("training", True) and args[_DROPOUT_ARGUMENT] > 0
+        if active_draws.get() is not None and drops and options.get("need_weights", True):
+            raise SpecError(REFUSAL.format("nn.MultiheadAttention without need_weights=False"))
+        return original(*args, **options)
+
+    return multi_head_attention_forward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,6 +110,13 @@ def test_dtypes_draw_the_same() -> None:
     assert torch.equal(wide, narrow.double())
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_uniform_numbers_of_narrow_dtypes_are_below_one(dtype: str) -> None:
+    unit = draws_of(200).uniform((200, 1000), dtype)
+    assert unit.min() > 0
+    assert unit.max() == 1 - torch.finfo(unit.dtype).eps / 2
+
+
 def test_repeated_function_draws_again_what_it_drew() -> None:
     draws = draws_of(2)
     with active(draws):
@@ -170,7 +178,8 @@ def test_dropout_of_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True}, {"scale": 0.5}, {"attn_mask": "bool"}]
+    "options",
+    [{}, {"is_causal": True}, {"scale": 0.5}, {"scale": 0.0}, {"attn_mask": "bool"}],
 )
 def test_attention_that_drops_is_attention(options: dict[str, Any]) -> None:
     """With a tiny rate it is torch's attention."""
@@ -179,6 +188,7 @@ def test_attention_that_drops_is_attention(options: dict[str, Any]) -> None:
     query, key, value = (torch.randn(2, 3, 5, 4, generator=random).double() for _ in range(3))
     if "attn_mask" in options:
         options = {"attn_mask": torch.randn(5, 5, generator=random) > -1}
+        options["attn_mask"][2] = False
     attention = functional.scaled_dot_product_attention
     expected = attention(query, key, value, **options)
     dropped = passed(
@@ -190,6 +200,60 @@ def test_attention_that_drops_is_attention(options: dict[str, Any]) -> None:
 def test_other_draws_are_refused() -> None:
     with pytest.raises(SpecError, match="not by sample"):
         passed(context(), lambda x: x + torch.randn_like(x), torch.ones(2, 3), 0)
+
+
+def test_attention_refuses_two_masks_as_torch_does() -> None:
+    draw_by_sample(nn.Dropout())
+    options: dict[str, Any] = {"attn_mask": torch.ones(3, 3) > 0, "is_causal": True}
+    for rate in (0.0, 0.5):
+        attention = functools.partial(
+            functional.scaled_dot_product_attention, dropout_p=rate, **options
+        )
+        with pytest.raises(RuntimeError, match="is_causal"):
+            passed(context(), lambda x, f=attention: f(x, x, x), torch.ones(2, 3, 4), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
+def test_fully_masked_rows_of_attention_have_gradients(dtype: torch.dtype) -> None:
+    """As in torch, such a row is zero, and adds nothing to the gradient."""
+    draw_by_sample(nn.Dropout())
+    x = torch.arange(24.0, dtype=torch.float64).view(2, 3, 4).sin().requires_grad_()
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    mask[1] = False
+    if dtype != torch.bool:
+        mask = torch.zeros(3, 3, dtype=dtype).masked_fill(~mask, -np.inf)
+
+    def gradient(rate: float) -> torch.Tensor:
+        attention = functools.partial(functional.scaled_dot_product_attention, dropout_p=rate)
+        result = passed(context(), lambda x: attention(x, x, x, mask), x, 0)
+        return torch.autograd.grad(result.square().sum(), x)[0]
+
+    torch.testing.assert_close(gradient(1e-7), gradient(0.0), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.MultiheadAttention(4, 2, dropout=0.5),
+        nn.TransformerEncoderLayer(4, 2, 4, dropout=0.5),
+        nn.TransformerDecoderLayer(4, 2, 4, dropout=0.5),
+    ],
+)
+def test_modules_whose_batch_is_not_first_are_refused(module: nn.Module) -> None:
+    with pytest.raises(SpecError, match="MultiheadAttention with dropout and without batch_first"):
+        draw_by_sample(nn.Sequential(module))
+
+
+def test_attention_that_returns_its_weights_is_refused() -> None:
+    """Its weights have the shape `[batch * heads, ...]`, with which one head passes for a batch."""
+    module = nn.MultiheadAttention(4, 1, dropout=0.5, batch_first=True)
+    draw_by_sample(module)
+    x = torch.ones(2, 3, 4)
+    passed(context(), lambda x: module(x, x, x, need_weights=False)[0], x, 0)
+    with pytest.raises(SpecError, match="MultiheadAttention without need_weights=False"):
+        passed(context(), lambda x: module(x, x, x)[0], x, 0)
+    module.eval()
+    passed(context(), lambda x: module(x, x, x)[0], x, 0)
 
 
 def test_draws_of_other_threads_are_not_refused() -> None:
