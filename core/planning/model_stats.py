@@ -79,7 +79,7 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
         total_steps=total,
         parameters=stats.parameters,
         gradient_bytes=stats.gradient_bytes,
-        activation_bytes=_activation_bytes(plan, stats),
+        activation_bytes=_activation_bytes(plan, stats, spec.parts),
         weight_shapes=tuple(map(tuple, stats.weight_shapes)),
         notes=(*plan.notes, *stats.notes),
     )
@@ -98,11 +98,21 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
     return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=state_bytes, stages=stages)
 
 
-def _activation_bytes(plan: Plan, stats: ModelStats) -> int | None:
-    """Bytes of activations on the replica with the largest micro-batch; None if unknown."""
+def _activation_bytes(plan: Plan, stats: ModelStats, parts: int | None) -> int | None:
+    """Bytes of activations on the replica with the largest micro-batch; None if unknown.
+
+    Args:
+        plan: Plan with the sizes of the batches.
+        stats: Statistics with the bytes per sample.
+        parts: Micro-batches of a global batch, whatever the number of replicas; None for those of the plan.
+    """
     if stats.sample_activation_bytes is None:
         return None
-    micro_batch = math.ceil(max(plan.local_batch_sizes) / plan.gradient_accumulation_steps)
+    if parts is None:
+        samples, micro_batches = max(plan.local_batch_sizes), plan.gradient_accumulation_steps
+    else:
+        samples, micro_batches = plan.global_batch_size, parts
+    micro_batch = math.ceil(samples / micro_batches)
     return round(micro_batch * stats.sample_activation_bytes)
 
 

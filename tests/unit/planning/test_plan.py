@@ -184,6 +184,16 @@ def test_measures_complete_the_plan(host: PluginManager) -> None:
     assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)
 
 
+def test_activations_of_a_reproducible_run_are_those_of_a_part(host: PluginManager) -> None:
+    stats = ModelStats(25, 6, 24, [(2, 3)], sample_activation_bytes=10.0)
+    batches = {"global_batch_size": 42, "epochs": 1}
+    by_replica = complete_plan(plan(host, **batches), ResolvedSpec(spec(**batches), host), stats)
+    assert by_replica.activation_bytes == 14 * 10
+    by_part = ResolvedSpec(spec(**batches, reproducible="bits"), host)
+    completed = complete_plan(plan(host, **batches), by_part, stats)
+    assert completed.activation_bytes == 6 * 10  # of 8 parts
+
+
 def test_horovods_compression_halves_the_bytes(host: PluginManager) -> None:
     made = replace(plan(host), parameters=6, gradient_bytes=24, replicas=2)
     compressed = replace(made, options={"compression": "fp16"})
