@@ -25,6 +25,11 @@ REFUSAL = (
     " outside of loops; or use random_layers: per-replica."
 )
 """Message for random numbers that cannot be drawn by sample; what draws them is filled in."""
+REFUSAL_WITH_REPRODUCIBLE = (
+    "reproducible: {} draws random numbers by replica. Set random_layers: per-sample and draw them by"
+    " isotrain.random, or leave reproducible out."
+)
+"""Message for such random numbers in a run that is `reproducible` and has none by sample."""
 BITS = 23
 """Random bits of a number: float32 has these, a half added, exactly."""
 

@@ -37,6 +37,7 @@ class CommonStepContext(StepContext):
         self.is_alone = False
         draw_by(spec.random_layers)
         self.draw_keys = DrawKeys(spec.seed) if spec.random_layers == "per-sample" else None
+        self._is_reproducible = spec.reproducible is not None
         self._refusal = (
             "with gradient_accumulation_steps it would see the micro-batch alone. Leave that out"
             if spec.gradient_accumulation_steps > 1
@@ -62,13 +63,16 @@ class CommonStepContext(StepContext):
         """
 
     def drawing(self, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Makes a function of inputs and targets draw by sample, if the spec says so."""
+        """Makes a function of inputs and targets draw by sample, or refuse to draw, if the spec says so."""
         keys = self.draw_keys
-        if keys is None:
+        if keys is None and not self._is_reproducible:
             return compute
 
         def compute_pass(inputs: Any, targets: Any) -> Any:
-            with active(self.pass_draws(keys, inputs)), self.refusing_other_draws(inputs):
+            draws = (
+                contextlib.nullcontext() if keys is None else active(self.pass_draws(keys, inputs))
+            )
+            with draws, self.refusing_other_draws(inputs):
                 return compute(inputs, targets)
 
         return compute_pass

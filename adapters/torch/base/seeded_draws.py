@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from isotrain.adapters.common.sample_draws import REFUSAL
 from isotrain.adapters.torch.base import private_api
 from isotrain.plugin import SpecError
 
@@ -21,6 +20,11 @@ class RefusingSeededDraws(TorchDispatchMode):
     Other threads may, as one that reads samples.
     """
 
+    def __init__(self, refusal: str) -> None:
+        """Takes the message of the error; what draws is filled in."""
+        super().__init__()
+        self._refusal = refusal
+
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
@@ -32,5 +36,5 @@ class RefusingSeededDraws(TorchDispatchMode):
             values |= options
             if values.get("generator") is None and 0 not in map(values.get, _SWITCHES):
                 operation = f"the operation {function} of the model or the objective"
-                raise SpecError(REFUSAL.format(operation))
+                raise SpecError(self._refusal.format(operation))
         return function(*arguments, **options)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from isotrain.adapters.common.sample_draws import DrawKeys
+from isotrain.adapters.common.sample_draws import REFUSAL, REFUSAL_WITH_REPRODUCIBLE, DrawKeys
 from isotrain.adapters.common.step_context import CommonStepContext
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.pytree import leaves, signature
@@ -104,7 +104,7 @@ class TorchStepContext(CommonStepContext):
         if form in self._checked_forms or private_api.is_tracing():  # Keras has computed it before
             yield
             return
-        with RefusingSeededDraws():
+        with RefusingSeededDraws(REFUSAL if self.draw_keys else REFUSAL_WITH_REPRODUCIBLE):
             yield
         self._checked_forms.add(form)
 

@@ -293,6 +293,14 @@ def test_other_draws_are_refused_in_every_shape() -> None:
         passed(step, compute, x[:1], 0)
 
 
+def test_reproducible_runs_refuse_draws_by_replica() -> None:
+    step = context(random_layers="per-replica", reproducible="bits")
+    with pytest.raises(SpecError, match=r"reproducible: the operation .* by replica"):
+        passed(step, functional.dropout, torch.ones(2, 3), 0)
+    x = torch.ones(3, 3)
+    assert torch.equal(passed(step, lambda x: x * 2, x, 0), x * 2)
+
+
 def test_other_axes_are_refused() -> None:
     draw_by_sample(nn.Dropout())
     with pytest.raises(SpecError, match="expected 2 samples"):
