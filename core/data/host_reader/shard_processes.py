@@ -28,6 +28,7 @@ class ShardProcesses:
 
     Attributes:
         timeout: Seconds without a chunk after which a process hangs; None while samples are counted.
+        children: The processes, once they have started.
     """
 
     def __init__(self, pickled: bytes, name: str, processes: int) -> None:
@@ -42,21 +43,21 @@ class ShardProcesses:
         self._name = name
         self._processes = processes
         self.timeout: float | None = None
-        self._children: list[_ShardProcess] = []
+        self.children: list[ShardProcess] = []
         self._chunks: list[deque[Chunk]] = []
 
     def begin(self, starts: Sequence[ShardStart]) -> None:
         """Starts an epoch of all shards, and drops chunks of the one before."""
-        if not self._children:
+        if not self.children:
             self._start()
         self._chunks = [deque() for _ in starts]
         by_shard = list(enumerate(starts))
-        for number, child in enumerate(self._children):
+        for number, child in enumerate(self.children):
             child.begin(by_shard[number :: self._processes], self.timeout)
 
     def chunk(self, shard: int) -> Chunk:
         """The next samples of a shard that has not ended."""
-        child = self._children[shard % self._processes]
+        child = self.children[shard % self._processes]
         while not self._chunks[shard]:
             received_shard, message = child.receive(self.timeout)
             pickled, *buffers = message.arrays
@@ -73,14 +74,18 @@ class ShardProcesses:
             arguments = [self._name, self._processes]
             child = ChildProcess.spawn(f"{__name__}:serve", VARIABLES, arguments)
             child.channel.send({}, [np.frombuffer(self._pickled, np.uint8)])
-            self._children.append(_ShardProcess(child))
+            self.children.append(ShardProcess(child))
 
 
-class _ShardProcess:
-    """A process with some shards, of which it reads one chunk after the other, in the order of requests."""
+class ShardProcess:
+    """A process with some shards, of which it reads one chunk after the other, in the order of requests.
+
+    Attributes:
+        child: The process.
+    """
 
     def __init__(self, child: ChildProcess) -> None:
-        self._child = child
+        self.child = child
         self._due: deque[int] = deque()  # shards of the requests that are not sent yet
         self._in_flight: deque[int] = deque()  # shards of those that are sent, and not answered
 
@@ -106,17 +111,17 @@ class _ShardProcess:
         """
         shard = self._in_flight[0]
         try:
-            message = self._child.channel.receive(timeout)
+            message = self.child.channel.receive(timeout)
         except ChannelClosedError as error:
-            end = self._child.describe_end()
+            end = self.child.describe_end()
             raise DataError(
                 f"data: the process that reads shard {shard} of the stream {end}."
             ) from error
         if message is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child.pid, signal.SIGUSR1)
+                os.kill(self.child.pid, signal.SIGUSR1)
             raise DataError(
-                f"data: the process that reads shard {shard} of the stream (pid {self._child.pid}) has not"
+                f"data: the process that reads shard {shard} of the stream (pid {self.child.pid}) has not"
                 f" answered for {timeout:g} s; its stack is in the log of the first rank of this host"
             )
         if (text := message.header.get("error")) is not None:
@@ -132,7 +137,7 @@ class _ShardProcess:
 
     def _send(self, request: dict[str, Any]) -> None:
         with contextlib.suppress(ChannelClosedError):  # seen when its answers are read
-            self._child.channel.send(request)
+            self.child.channel.send(request)
 
 
 def serve(channel: Channel, name: str, processes: int) -> None:

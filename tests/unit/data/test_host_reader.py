@@ -326,7 +326,7 @@ def test_a_process_of_shards_that_hangs_is_named_with_its_stack(
             lambda: log.append(capfd.readouterr().err) or "in hanging_shard" in str(log), 60.0
         )
     finally:
-        close_all(each._child for each in processes._children)
+        close_all(each.child for each in processes.children)
 
 
 def test_a_reading_that_another_one_has_taken_over_is_no_shorter_epoch() -> None:
