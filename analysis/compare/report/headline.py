@@ -59,12 +59,14 @@ def command(comparison: ComparisonRecord) -> str:
 
 def _limits(comparison: ComparisonRecord) -> Iterator[tuple[str, float]]:
     """Options of the time budget, and of the limit of a run unless it is the default, with seconds."""
-    budget = comparison.settings.get("time_budget_s")
+    budget, limit = (
+        seconds if isinstance(seconds := comparison.settings.get(name), int | float) else None
+        for name in ("time_budget_s", "run_seconds")
+    )
     if budget:
         yield "--time-budget", budget
     default = run_seconds(CompareRequest(time_budget=budget), len(comparison.cells))
-    limit = comparison.settings.get("run_seconds", default)
-    if limit != default:
+    if limit not in (None, default):
         yield "--run-limit", limit
 
 
