@@ -88,13 +88,7 @@ def _steps(steps: Sequence[int]) -> str:
 
 def _run(run: RunRecord) -> dict[str, Any]:
     """The template's variables of a run: its verdict, first divergence and causes."""
-    causes = [
-        (
-            cause.title,
-            [*(("because", line) for line in cause.evidence), ("what to do", cause.advice)],
-        )
-        for cause in run.causes
-    ]
+    causes = [(cause.title, list(text.facts_of_cause(cause))) for cause in run.causes]
     explained = run.first is not None or run.notes or run.status == "failed"
     return {
         "name": run.name,

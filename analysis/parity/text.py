@@ -33,7 +33,7 @@ def result(record: ParityRecord) -> str:
 def _run(run: RunRecord) -> Iterator[str]:
     yield tables.facts(f"{run.name}: {run.status}", facts_of(run))
     for cause in run.causes:
-        yield tables.facts(f"Likely cause: {cause.title}", _cause(cause))
+        yield tables.facts(f"Likely cause: {cause.title}", facts_of_cause(cause))
 
 
 def facts_of(run: RunRecord) -> list[tuple[str, str]]:
@@ -59,7 +59,8 @@ def measure(difference: float, floor: float) -> str:
     return f"{difference:.2g} relative; rounding explains {floor:.2g}"
 
 
-def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
+def facts_of_cause(cause: Cause) -> Iterator[tuple[str, str]]:
+    """The rows of a cause: its evidence, and what to do."""
     yield from (("because", line) for line in cause.evidence)
     yield "what to do", cause.advice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from isotrain.analysis.parity.text import measure
+from isotrain.analysis.parity.text import facts_of_cause, measure
 from isotrain.analysis.program_trace.case import STAGES
 from isotrain.analysis.program_trace.comparison import TraceComparison
 from isotrain.core.errors import first_of
@@ -23,8 +23,7 @@ def result(comparison: TraceComparison) -> str:
         headline = f"DIFFERENCE: {comparison.run} does not train like {comparison.reference}."
     parts = [tables.paragraph(headline), tables.facts(None, _facts(comparison))]
     for cause in comparison.causes:
-        rows = [*(("because", line) for line in cause.evidence), ("what to do", cause.advice)]
-        parts.append(tables.facts(f"Likely cause: {cause.title}", rows))
+        parts.append(tables.facts(f"Likely cause: {cause.title}", facts_of_cause(cause)))
     columns = ("step", "loss", "reference", "difference")
     parts.append(tables.table(columns, _losses(comparison)))
     return "\n".join(parts)

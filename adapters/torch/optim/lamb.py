@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from isotrain.adapters.torch.optim.by_group import GroupwiseOptimizer
 
-class Lamb(torch.optim.Optimizer):
+
+class Lamb(GroupwiseOptimizer):
     """Layer-wise adaptive moments (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
     The trust ratio is |w| / |u| with u the Adam direction plus decoupled weight decay, and 1 where
@@ -33,18 +35,10 @@ class Lamb(torch.optim.Optimizer):
         )
         self.norms = _norms
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Updates every parameter that has a gradient, in place."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
-        return loss
+    def update(self, weights: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """Updates one weight after the other."""
+        for weight in weights:
+            self._update(weight, group)
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
         """Updates one parameter of any shape in place (You et al. 2020)."""

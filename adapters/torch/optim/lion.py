@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.optim.by_group import GroupwiseOptimizer
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(GroupwiseOptimizer):
     """Evolved sign momentum (Chen et al. 2023, arXiv 2302.06675, program 1), with decoupled weight decay."""
 
     def __init__(
@@ -22,20 +23,8 @@ class Lion(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Updates every parameter that has a gradient, in place."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights:
-                self._update(weights, group)
-        return loss
-
-    def _update(self, weights: list[torch.Tensor], group: dict[str, Any]) -> None:
+    def update(self, weights: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """Updates all weights at once."""
         (first, second), rate = group["betas"], group["lr"]
         gradients = [weight.grad for weight in weights]
         momenta = [self._momentum(weight) for weight in weights]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from isotrain.adapters.common.muon import orthogonalized
+from isotrain.adapters.torch.optim.by_group import GroupwiseOptimizer
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(GroupwiseOptimizer):
     """Muon for matrices (Jordan et al. 2024), AdamW for all other weights."""
 
     def __init__(
@@ -35,18 +36,10 @@ class Muon(torch.optim.Optimizer):
         }
         super().__init__(params, options)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Updates every parameter that has a gradient, in place."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, group)
-        return loss
+    def update(self, weights: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """Updates one weight after the other."""
+        for weight in weights:
+            self._update(weight, group)
 
     def _update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
         """Updates one weight of any shape in place."""
