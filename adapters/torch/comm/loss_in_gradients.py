@@ -46,11 +46,13 @@ class LossInGradients(nn.Module):
         for name, module in modules.items() if at_end else reversed(modules.items()):
             self.add_module(name, module)
         self._carrier = (carrier,)  # in a tuple, torch finds it once
+        self._carries_padding = length > 1  # a view of one number is cheaper than unbind
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """Returns loss and predictions of the loss module; the loss is a scalar or `[mean, padding]`."""
         (carrier,) = self._carrier
-        for_mean, *for_padding = carrier.unbind()  # first: gradients come in the reverse order
+        # first: gradients come in the reverse order
+        for_mean, *for_padding = carrier.unbind() if self._carries_padding else (carrier.squeeze(),)
         loss, predictions = self.loss_module.forward(inputs, targets)
         if not for_padding or not loss.dim():
             return torch.addcmul(loss, for_mean, loss.detach()), predictions

@@ -51,7 +51,7 @@ class TorchStepContext(CommonStepContext):
         super().__init__(spec, frozen)
         self._dtype = torch.float64 if spec.precision == "float64" else torch.float32
         self._weight = 1.0
-        self._expected_samples: list[int] = []
+        self._batch_size = 0
         self._gathers = 0
         self._rows_per_sample: dict[int, int] = {}
         self._phase: Phase = "train"
@@ -82,8 +82,7 @@ class TorchStepContext(CommonStepContext):
             name: torch.tensor(value, dtype=self._dtype, device=self._device)
             for name, value in batch.values.items()
         }
-        smaller, remainder = divmod(batch.size, self.replicas)
-        self._expected_samples = [smaller + (i < remainder) for i in range(self.replicas)]
+        self._batch_size = batch.size
         self._phase = phase
         self._step_word = batch.step + (_FIRST_EVALUATION if phase == "evaluation" else 0)
 
@@ -112,17 +111,19 @@ class TorchStepContext(CommonStepContext):
         self.require_collective("all_gather")
         if self.replicas == 1:
             return x, 0
+        smaller, remainder = divmod(self._batch_size, self.replicas)
+        samples = [smaller + (i < remainder) for i in range(self.replicas)]
         rows, gather = x if self._weight else x[:0], self._gathers
         self._gathers += 1
         factor = self._rows_per_sample.get(gather, 0)
-        counts = [factor * samples for samples in self._expected_samples]
+        counts = [factor * each for each in samples]
         gathered = self._gather(rows, counts) if factor else None
         if gathered is None:
             local_count = torch.zeros(self.replicas, dtype=torch.int64, device=self._device)
             local_count[self.index] = len(rows)
             counts = self._all_reduce(local_count).tolist()
-            factor = counts[0] // max(self._expected_samples[0], 1)
-            is_regular = counts == [factor * samples for samples in self._expected_samples]
+            factor = counts[0] // max(samples[0], 1)
+            is_regular = counts == [factor * each for each in samples]
             self._rows_per_sample[gather] = factor if is_regular else 0
             gathered = self._gather(rows, counts)
             assert gathered is not None
