@@ -5,7 +5,9 @@ Imported by adapters only after `keras_backend.set_backend`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -177,7 +179,10 @@ def _named_optimizer(
 
 
 def use_groups(
-    spec: TrainingSpec, optimizer: keras.optimizers.Optimizer, groups: Sequence[WeightGroup]
+    spec: TrainingSpec,
+    optimizer: keras.optimizers.Optimizer,
+    groups: Sequence[WeightGroup],
+    rates: Mapping[int, Any] = MappingProxyType({}),
 ) -> list[keras_private.OptionGroup]:
     """Makes the spec's optimizer, built, update the weights of each group with the options of the group.
 
@@ -185,6 +190,7 @@ def use_groups(
         spec: Training spec, for the precision.
         optimizer: Optimizer of the spec; unchanged if all weights have its options.
         groups: Groups of the weights that it was built on.
+        rates: Rates of the schedules of groups, scalars by index of the group; read in each update.
 
     Returns:
         The groups with the options as Keras has them; empty if all weights have those of the optimizer.
@@ -200,6 +206,9 @@ def use_groups(
                 name: number(value) if isinstance(value, float) else value
                 for name, value in group.options.items()
             },
+            None
+            if group.schedule is None
+            else functools.partial(rates.__getitem__, group.schedule),
         )
         for group in groups
     ]

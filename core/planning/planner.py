@@ -127,7 +127,7 @@ def _resolve(
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
     for each in spec.update_specs.values():
-        _require_optimizer_groups(each, adapter)
+        _require_optimizer_groups(each, adapter, strategy)
         _require_momentum(each, strategy)
     if spec.gradients is not None:
         require_backend_step(strategy, "gradients")
@@ -514,12 +514,18 @@ def _compile_notes(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> 
     ]
 
 
-def _require_optimizer_groups(spec: TrainingSpec, adapter: Adapter) -> None:
+def _require_optimizer_groups(spec: TrainingSpec, adapter: Adapter, strategy: Strategy) -> None:
     """Refuses groups of weights, and layer-wise rates, for a backend that has none.
 
     Raises:
-        UnsupportedError: The backend updates all weights with the same options.
+        UnsupportedError: The backend updates all weights with the same options; or servers apply gradients
+            at the rate of the step, and a group has a schedule.
     """
+    if spec.optimizer.group_schedules and strategy.parallel_layout.name == "parameter-server":
+        raise UnsupportedError(
+            f"optimizer.groups: schedule: strategy {strategy.name!r} applies gradients elsewhere, at the rate"
+            " of the step. Give an lr_factor."
+        )
     for name in ("groups", "layer_decay"):
         if getattr(spec.optimizer, name) and not adapter.has_optimizer_groups:
             raise UnsupportedError(

@@ -140,7 +140,7 @@ class Checkpointer:
         if len(saved.rates) != 2 or self._trainer_state.total_steps <= saved.step:
             return []
         last, before = saved.rates
-        now = self._next_rate(saved)
+        now = self._next_rates(saved)[None]
         if math.isclose(now, before, rel_tol=1e-6):
             return []
         return [
@@ -148,12 +148,18 @@ class Checkpointer:
             f" before it had {last:.6g}"
         ]
 
-    def _next_rate(self, saved: SavedTrainerState) -> float:
-        """Learning rate of the next step by this run's spec and what the saved run's session changed."""
-        if saved.fixed_rate is not None:
-            return saved.fixed_rate * saved.rate_factor
+    def _next_rates(self, saved: SavedTrainerState) -> dict[int | None, float]:
+        """Rates of the next step by this run's spec and what the saved run's session changed.
+
+        By index of the optimizer groups with a schedule of their own; under None, that of the step.
+        """
+        scheduled = self._update.scheduled_rates
         fraction = saved.plateau_fractions.get(self._update.name, 1.0)
-        return self._update.scheduled_rates(saved.step) * fraction * saved.rate_factor
+        rates: dict[int | None, float] = dict(scheduled.of_groups(saved.step).items())
+        rates[None] = scheduled(saved.step) * fraction
+        if saved.fixed_rate is not None:
+            rates = dict.fromkeys(rates, saved.fixed_rate)
+        return {group: rate * saved.rate_factor for group, rate in rates.items()}
 
     def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
         """Restores a checkpoint, as `Session.restore`; returns the notes in it."""
@@ -168,7 +174,7 @@ class Checkpointer:
             state, location = saved.trainer_state, saved.checkpoint.location
             self._freezer.set_frozen(self._present(state.frozen))
             lost = self._restore_average(saved)
-            lost += checkpoint_load.load(saved, context, lambda: self._next_rate(state))
+            lost += checkpoint_load.load(saved, context, lambda: self._next_rates(state))
             lost += context.group.not_checkpointed()
             is_from_this_run = self._writer.note_restored(saved.checkpoint, state)
             self._continue_from(state, is_from_this_run=is_from_this_run)

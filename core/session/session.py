@@ -200,18 +200,22 @@ class Session:
         norm = self._trainer_state.last_gradient_norm
         return None if norm is None else float(norm)
 
-    def learning_rate(self, step: int, update: str | None = None) -> float:
+    def learning_rate(
+        self, step: int, update: str | None = None, group: int | None = None
+    ) -> float:
         """Learning rate of a step (from 0 over the whole run), with what the session changed. Local.
 
         Args:
             step: Index of the step.
             update: Name of the update, where the spec has `updates`.
+            group: Index in `optimizer.groups`, for the rate of a group with its `lr_factor`, before
+                `layer_decay`; None for the rate of the step.
 
         Raises:
             IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one;
-                or the spec has no such update.
+                or the spec has no such update or group.
         """
-        return self._training.learning_rate(step, update)
+        return self._training.learning_rate(step, update, group)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiplies the learning rates of all later steps, on top of the schedule or of a set rate. Local.

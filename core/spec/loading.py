@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.field_types import REFERENCE_SCHEMA, Component
+from isotrain.core.spec.schedules import SCHEDULES_WITH_DEFAULTS
 from isotrain.core.spec.sections import (
     OPTIMIZERS_WITH_DEFAULTS,
     ORDERS_WITH_DEFAULTS,
-    SCHEDULES_WITH_DEFAULTS,
     StrategyChoice,
     StrategyLike,
     keeps_options,
@@ -187,7 +187,10 @@ def json_schema() -> dict[str, Any]:
     update = schema["$defs"]["Update"]["properties"]
     update["optimizer"] = _with_shorthand(update["optimizer"], OPTIMIZERS_WITH_DEFAULTS)
     update["schedule"] = _with_shorthand(update["schedule"], SCHEDULES_WITH_DEFAULTS)
-    for callable_too in (fields["schedule"], update["schedule"], fields["order"]):
+    group = schema["$defs"]["OptimizerGroup"]["properties"]
+    group["schedule"] = _with_shorthand(group["schedule"], SCHEDULES_WITH_DEFAULTS)
+    schedules = fields["schedule"], update["schedule"], group["schedule"]
+    for callable_too in (*schedules, fields["order"]):
         callable_too["anyOf"].append(REFERENCE_SCHEMA)
     fields["recompute"]["anyOf"].append({"type": "null"})
     policy = schema["$defs"]["CheckpointPolicy"]["properties"]

@@ -20,17 +20,19 @@ class GroupOptions:
     Attributes:
         lr_factor: What the learning rate of a step is multiplied by.
         options: Other options of the optimizer, by their names in the spec.
-        patterns: Patterns of the group of the spec; empty for weights that are in none.
+        group: Index in `optimizer.groups`; None for weights that are in no group.
+        schedule: The same index if that group has a schedule, which gives the rate; None: the run's gives it.
     """
 
     lr_factor: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
-    patterns: tuple[str, ...] = ()
+    group: int | None = None
+    schedule: int | None = None
 
     @property
     def key(self) -> Hashable:
         """Key that is equal for weights that can be updated together."""
-        return self.lr_factor, tuple(sorted(self.options.items()))
+        return self.lr_factor, self.schedule, tuple(sorted(self.options.items()))
 
 
 def options_by_weight(optimizer: Any, names: Sequence[str]) -> dict[str, GroupOptions]:
@@ -51,9 +53,10 @@ def options_by_weight(optimizer: Any, names: Sequence[str]) -> dict[str, GroupOp
 
 def _options(optimizer: Any, name: str, layer_factor: float) -> GroupOptions:
     """Options of a weight: those of the first group that fits its name."""
-    for group in optimizer.groups:
+    for index, group in enumerate(optimizer.groups):
         if matches(name, group.weights):
-            return GroupOptions(group.lr_factor * layer_factor, group.options, group.weights)
+            factor = group.lr_factor * layer_factor
+            return GroupOptions(factor, group.options, index, index if group.schedule else None)
     return GroupOptions(layer_factor)
 
 
@@ -112,16 +115,19 @@ class WeightGroup:
         lr_factor: What the learning rate of a step is multiplied by.
         options: Other options of the optimizer, by their names in the spec.
         indices: Indices of the weights among those that were grouped.
+        schedule: Index in `optimizer.groups` of the group whose schedule gives the rate; None: the run's
+            gives it.
     """
 
     lr_factor: float
     options: Mapping[str, Any]
     indices: tuple[int, ...]
+    schedule: int | None = None
 
     @property
     def has_spec_options(self) -> bool:
         """Whether the group has the options of the spec's optimizer alone."""
-        return self.lr_factor == 1.0 and not self.options
+        return self.lr_factor == 1.0 and self.schedule is None and not self.options
 
 
 def weight_groups(
@@ -143,7 +149,7 @@ def weight_groups(
     for index, name in enumerate(updated):
         groups.setdefault(options[name].key, []).append(index)
     return [
-        WeightGroup(first.lr_factor, first.options, tuple(indices))
+        WeightGroup(first.lr_factor, first.options, tuple(indices), first.schedule)
         for indices in groups.values()
         for first in [options[updated[indices[0]]]]
     ]
@@ -163,11 +169,11 @@ def group_notes(optimizer: Any, names: Sequence[str]) -> list[str]:
     notes = []
     if optimizer.groups:
         counts = [
-            f"{sum(each.patterns == group.weights for each in options.values())} weights"
-            f" ({', '.join(group.weights)})"
-            for group in optimizer.groups
+            f"{sum(each.group == index for each in options.values())} weights"
+            f" ({', '.join(group.weights)}{_schedule_note(group)})"
+            for index, group in enumerate(optimizer.groups)
         ]
-        others = sum(not each.patterns for each in options.values())
+        others = sum(each.group is None for each in options.values())
         notes.append(f"optimizer.groups: {'; '.join(counts)}; {others} in no group")
     if optimizer.layer_decay is not None:
         factors = list(_layer_factors(optimizer.layer_decay, names).values())
@@ -176,3 +182,7 @@ def group_notes(optimizer: Any, names: Sequence[str]) -> list[str]:
             f" {max(factors):.3g} times that of the step"
         )
     return notes
+
+
+def _schedule_note(group: Any) -> str:
+    return f"; schedule {group.schedule.name}" if group.schedule else ""

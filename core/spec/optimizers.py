@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from isotrain.core.spec.field_types import (
     Decay,
@@ -20,7 +20,16 @@ from isotrain.core.spec.field_types import (
     require_name,
 )
 from isotrain.core.spec.initial_weights import Patterns
+from isotrain.core.spec.schedules import PlateauSchedule, Schedule
 from isotrain.core.spec.validation import ExpectedText, Problem, SpecModel
+
+
+def _rate_schedule(schedule: Any) -> Any:
+    """Validator that refuses schedules of more than a rate, and those that depend on metrics."""
+    if isinstance(schedule, PlateauSchedule) or getattr(schedule, "momentum_range", None):
+        expected = "a schedule that is a function of the step, without momentum_range"
+        raise Problem(expected, received=schedule.name).error()
+    return schedule
 
 
 class OptimizerGroup(SpecModel):
@@ -32,6 +41,11 @@ class OptimizerGroup(SpecModel):
     lr_factor: NotNegative = Field(
         default=1.0,
         description="What the rate of the step is multiplied by; 0 stops these weights.",
+    )
+    schedule: Annotated[Schedule, AfterValidator(_rate_schedule)] | None = Field(
+        default=None,
+        description="Schedule of the rate of these weights, in place of that of the spec or update; "
+        "lr_factor comes on top.",
     )
     weight_decay: NotNegative | None = Field(default=None, description="Weight decay.")
     momentum: Decay | None = Field(default=None, description="Momentum.")
@@ -54,7 +68,7 @@ class OptimizerGroup(SpecModel):
         return {name: value for name, value in self if name in _GROUP_OPTIONS and value is not None}
 
 
-_GROUP_OPTIONS = OptimizerGroup.model_fields.keys() - {"weights", "lr_factor"}
+_GROUP_OPTIONS = OptimizerGroup.model_fields.keys() - {"weights", "lr_factor", "schedule"}
 
 
 class LayerDecay(SpecModel):
@@ -101,7 +115,8 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
     groups: tuple[OptimizerGroup, ...] = Field(
         default=(),
         description="Groups of weights with options of their own: [{weights: patterns, lr_factor: ..., "
-        "weight_decay: ..., ...}]; the first that fits holds, and all other weights have the options above.",
+        "schedule: ..., weight_decay: ..., ...}]; the first that fits holds, and all other weights have the "
+        "options above.",
     )
     layer_decay: Annotated[LayerDecay | None, BeforeValidator(_layer_decay)] = Field(
         default=None,
@@ -143,6 +158,11 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
     def decays_weights(self) -> bool:
         """Whether some weights have weight decay."""
         return bool(self.weight_decay) or any(group.weight_decay for group in self.groups)
+
+    @property
+    def group_schedules(self) -> dict[int, Any]:
+        """Schedules of groups that have their own, by index of the group."""
+        return {i: each.schedule for i, each in enumerate(self.groups) if each.schedule}
 
 
 class Sgd(_Optimizer):
@@ -312,6 +332,7 @@ class CustomOptimizer(SpecModel):
     weight_decay: ClassVar[float] = 0.0
     decays_weights: ClassVar[bool] = False
     groups: ClassVar[tuple[OptimizerGroup, ...]] = ()
+    group_schedules: ClassVar[Mapping[int, Any]] = {}
     layer_decay: ClassVar[LayerDecay | None] = None
     name: ClassVar[str] = "custom"
     custom: References = Field(

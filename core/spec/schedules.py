@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field
 
 from isotrain.core.errors import SpecError
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.checkpoint_policy import MonitoredMetric
+from isotrain.core.spec.choices import as_call, branch_of, named_choice, names_of, tag
 from isotrain.core.spec.field_types import (
     Count,
     CountOrZero,
@@ -399,3 +400,28 @@ _SHAPES: dict[str, Callable[[float], float]] = {
     "1-sqrt": lambda progress: 1 - math.sqrt(progress),
 }
 """Shapes of a decay from 1 to 0, by progress from 0 to 1."""
+
+_Schedules = (
+    Annotated[ConstantSchedule, tag(ConstantSchedule)]
+    | Annotated[StepSchedule, tag(StepSchedule)]
+    | Annotated[MilestonesSchedule, tag(MilestonesSchedule)]
+    | Annotated[ExponentialSchedule, tag(ExponentialSchedule)]
+    | Annotated[LinearSchedule, tag(LinearSchedule)]
+    | Annotated[CosineSchedule, tag(CosineSchedule)]
+    | Annotated[PolynomialSchedule, tag(PolynomialSchedule)]
+    | Annotated[CosineRestartsSchedule, tag(CosineRestartsSchedule)]
+    | Annotated[InverseSqrtSchedule, tag(InverseSqrtSchedule)]
+    | Annotated[WsdSchedule, tag(WsdSchedule)]
+    | Annotated[OneCycleSchedule, tag(OneCycleSchedule)]
+    | Annotated[PlateauSchedule, tag(PlateauSchedule)]
+    | Annotated[CallableSchedule, tag(CallableSchedule)]
+)
+SCHEDULES = names_of(_Schedules)
+SCHEDULES_WITH_DEFAULTS = names_of(_Schedules, without_required=True)
+"""Schedules that a bare name selects, with all defaults."""
+Schedule = Annotated[
+    _Schedules,
+    Discriminator(branch_of),
+    BeforeValidator(named_choice("a schedule", SCHEDULES, "constant", "call")),
+    BeforeValidator(as_call),
+]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    Tag,
 )
 
+from isotrain.core.spec.choices import as_call, branch_of, named_choice, names_of, tag
 from isotrain.core.spec.field_types import (
     Count,
     CountOrZero,
@@ -46,159 +46,51 @@ from isotrain.core.spec.orders import (
     ShuffledOrder,
     WeightedOrder,
 )
-from isotrain.core.spec.schedules import (
-    CallableSchedule,
-    ConstantSchedule,
-    CosineRestartsSchedule,
-    CosineSchedule,
-    ExponentialSchedule,
-    InverseSqrtSchedule,
-    LinearSchedule,
-    MilestonesSchedule,
-    OneCycleSchedule,
-    PlateauSchedule,
-    PolynomialSchedule,
-    StepSchedule,
-    WsdSchedule,
-)
 from isotrain.core.spec.validation import (
-    BRANCH,
     ExpectedText,
     Problem,
     SpecModel,
     exactly_one,
-    unknown_choice,
 )
-
-
-def _tag(section: type[SpecModel]) -> Tag:
-    """Tag of a union member for pydantic's discriminator: its name."""
-    return Tag(f"{BRANCH}{getattr(section, 'name', None) or section.model_fields['name'].default}")
-
-
-def _names(union: Any, *, without_required: bool = False) -> tuple[str, ...]:
-    """Names of a union's members; `without_required`: only those for which the name is enough."""
-    members: list[type[SpecModel]] = [get_args(each)[0] for each in get_args(union)]
-    return tuple(
-        member.model_fields["name"].default
-        for member in members
-        if "name" in member.model_fields and not (without_required and _requires_fields(member))
-    )
-
-
-def _requires_fields(section: type[SpecModel]) -> bool:
-    has_required = any(field.is_required() for field in section.model_fields.values())
-    return has_required or any(True for _ in section.rules({}))
-
-
-def _named(
-    kind: str, names: tuple[str, ...], default: str | None, reference: str
-) -> Callable[[Any], Any]:
-    """Validator that accepts a bare name for `{name: NAME}`, and only names among `names`.
-
-    Args:
-        kind: What the section chooses, with its article, for messages.
-        names: The names.
-        default: Name of a table without one; None where it is required.
-        reference: Field that has a callable in place of the name.
-    """
-
-    def validate(value: Any) -> Any:
-        if isinstance(value, SpecModel):
-            return value
-        fields = {"name": value} if isinstance(value, str) else value
-        if not isinstance(fields, Mapping):
-            raise Problem(f"the name of {kind} or {{name: ..., ...}}", received=value).error()
-        if "name" not in fields and reference in fields:
-            return fields
-        name = fields.get("name", default)
-        if name is None:
-            raise Problem(f"one of {', '.join(names)}", ("name",)).error()
-        if name not in names:
-            raise unknown_choice(name, names, ("name",)).error()
-        return {**fields, "name": name}
-
-    return validate
-
-
-def _as_call(value: Any) -> Any:
-    """Accepts a callable or an import string, alone or as the name, for `{call: ...}`."""
-    fields = value if isinstance(value, Mapping) else {"name": value}
-    name = fields.get("name")
-    is_reference = callable(name) or (isinstance(name, str) and ":" in name)
-    return (
-        {"call": name, **{k: fields[k] for k in fields if k != "name"}} if is_reference else value
-    )
-
-
-def _branch(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{BRANCH}{value.get('name', 'call' if 'call' in value else 'custom')}"
-    return f"{BRANCH}{getattr(value, 'name', '')}"
-
 
 _Optimizers = (
-    Annotated[Sgd, _tag(Sgd)]
-    | Annotated[Adam, _tag(Adam)]
-    | Annotated[AdamW, _tag(AdamW)]
-    | Annotated[RmsProp, _tag(RmsProp)]
-    | Annotated[Adagrad, _tag(Adagrad)]
-    | Annotated[Lamb, _tag(Lamb)]
-    | Annotated[Lion, _tag(Lion)]
-    | Annotated[Muon, _tag(Muon)]
-    | Annotated[Nadam, _tag(Nadam)]
-    | Annotated[Radam, _tag(Radam)]
-    | Annotated[CustomOptimizer, _tag(CustomOptimizer)]
-)
-_Schedules = (
-    Annotated[ConstantSchedule, _tag(ConstantSchedule)]
-    | Annotated[StepSchedule, _tag(StepSchedule)]
-    | Annotated[MilestonesSchedule, _tag(MilestonesSchedule)]
-    | Annotated[ExponentialSchedule, _tag(ExponentialSchedule)]
-    | Annotated[LinearSchedule, _tag(LinearSchedule)]
-    | Annotated[CosineSchedule, _tag(CosineSchedule)]
-    | Annotated[PolynomialSchedule, _tag(PolynomialSchedule)]
-    | Annotated[CosineRestartsSchedule, _tag(CosineRestartsSchedule)]
-    | Annotated[InverseSqrtSchedule, _tag(InverseSqrtSchedule)]
-    | Annotated[WsdSchedule, _tag(WsdSchedule)]
-    | Annotated[OneCycleSchedule, _tag(OneCycleSchedule)]
-    | Annotated[PlateauSchedule, _tag(PlateauSchedule)]
-    | Annotated[CallableSchedule, _tag(CallableSchedule)]
+    Annotated[Sgd, tag(Sgd)]
+    | Annotated[Adam, tag(Adam)]
+    | Annotated[AdamW, tag(AdamW)]
+    | Annotated[RmsProp, tag(RmsProp)]
+    | Annotated[Adagrad, tag(Adagrad)]
+    | Annotated[Lamb, tag(Lamb)]
+    | Annotated[Lion, tag(Lion)]
+    | Annotated[Muon, tag(Muon)]
+    | Annotated[Nadam, tag(Nadam)]
+    | Annotated[Radam, tag(Radam)]
+    | Annotated[CustomOptimizer, tag(CustomOptimizer)]
 )
 _Orders = (
-    Annotated[SequentialOrder, _tag(SequentialOrder)]
-    | Annotated[ShuffledOrder, _tag(ShuffledOrder)]
-    | Annotated[WeightedOrder, _tag(WeightedOrder)]
-    | Annotated[BalancedOrder, _tag(BalancedOrder)]
-    | Annotated[RepeatedOrder, _tag(RepeatedOrder)]
-    | Annotated[ByLengthOrder, _tag(ByLengthOrder)]
-    | Annotated[CallableOrder, _tag(CallableOrder)]
+    Annotated[SequentialOrder, tag(SequentialOrder)]
+    | Annotated[ShuffledOrder, tag(ShuffledOrder)]
+    | Annotated[WeightedOrder, tag(WeightedOrder)]
+    | Annotated[BalancedOrder, tag(BalancedOrder)]
+    | Annotated[RepeatedOrder, tag(RepeatedOrder)]
+    | Annotated[ByLengthOrder, tag(ByLengthOrder)]
+    | Annotated[CallableOrder, tag(CallableOrder)]
 )
-OPTIMIZERS = _names(_Optimizers)
-SCHEDULES = _names(_Schedules)
-OPTIMIZERS_WITH_DEFAULTS = _names(_Optimizers, without_required=True)
+OPTIMIZERS = names_of(_Optimizers)
+OPTIMIZERS_WITH_DEFAULTS = names_of(_Optimizers, without_required=True)
 """Optimizers that a bare name selects, with all defaults."""
-SCHEDULES_WITH_DEFAULTS = _names(_Schedules, without_required=True)
-"""Schedules that a bare name selects, with all defaults."""
 Optimizer = Annotated[
     _Optimizers,
     ExpectedText("a name, such as adam, or {name: ..., lr: ...}"),
-    Discriminator(_branch),
-    BeforeValidator(_named("an optimizer", OPTIMIZERS, None, "custom")),
+    Discriminator(branch_of),
+    BeforeValidator(named_choice("an optimizer", OPTIMIZERS, None, "custom")),
 ]
-Schedule = Annotated[
-    _Schedules,
-    Discriminator(_branch),
-    BeforeValidator(_named("a schedule", SCHEDULES, "constant", "call")),
-    BeforeValidator(_as_call),
-]
-ORDERS_WITH_DEFAULTS = _names(_Orders, without_required=True)
+ORDERS_WITH_DEFAULTS = names_of(_Orders, without_required=True)
 """Orders that a bare name selects, with all defaults."""
 Order = Annotated[
     _Orders,
-    Discriminator(_branch),
-    BeforeValidator(_named("an order", _names(_Orders), None, "call")),
-    BeforeValidator(_as_call),
+    Discriminator(branch_of),
+    BeforeValidator(named_choice("an order", names_of(_Orders), None, "call")),
+    BeforeValidator(as_call),
 ]
 
 

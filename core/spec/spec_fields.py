@@ -340,6 +340,7 @@ class OptimizerGroupFields(TypedDict, total=False):
 
     weights: str | Sequence[str]
     lr_factor: float
+    schedule: Literal['constant', 'linear', 'cosine', 'polynomial', 'inverse-sqrt', 'wsd', 'one-cycle', 'plateau'] | ConstantScheduleFields | StepScheduleFields | MilestonesScheduleFields | ExponentialScheduleFields | LinearScheduleFields | CosineScheduleFields | PolynomialScheduleFields | CosineRestartsScheduleFields | InverseSqrtScheduleFields | WsdScheduleFields | OneCycleScheduleFields | PlateauScheduleFields | CallableScheduleFields | str | Callable[..., Any] | None
     weight_decay: float | None
     momentum: float | None
     nesterov: bool | None

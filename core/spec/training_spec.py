@@ -41,7 +41,7 @@ from isotrain.core.spec.field_types import (
 )
 from isotrain.core.spec.initial_weights import InitialWeights, Patterns, matches
 from isotrain.core.spec.orders import SequentialOrder
-from isotrain.core.spec.schedules import ConstantSchedule, PlateauSchedule
+from isotrain.core.spec.schedules import ConstantSchedule, PlateauSchedule, Schedule
 from isotrain.core.spec.sections import (
     Clip,
     Ema,
@@ -54,7 +54,6 @@ from isotrain.core.spec.sections import (
     Profile,
     Reproducible,
     Scaling,
-    Schedule,
     StrategyChoice,
     StrategyLike,
     Swa,

@@ -18,6 +18,7 @@ class Optimizer(ABC):
 
     Attributes:
         state: Optimizer state by name: `steps`, int64 scalar, and arrays like the weights; updated in place.
+        group_rates: Rates by the schedules of optimizer groups, by index of the group.
     """
 
     def __init__(
@@ -30,7 +31,8 @@ class Optimizer(ABC):
             for group in groups
             for index in group.indices
         }
-        self._factors = {index: group.lr_factor for group in groups for index in group.indices}
+        self._groups = {index: group for group in groups for index in group.indices}
+        self.group_rates: Mapping[int, float] = {}
         self._steps = np.zeros((), np.int64)
         self.state: dict[str, Array] = {"steps": self._steps}
 
@@ -46,7 +48,9 @@ class Optimizer(ABC):
         for index, (weight, gradient) in enumerate(
             zip(self._weights.values(), gradients, strict=True)
         ):
-            weight_rate = rate * self._factors[index]
+            group = self._groups[index]
+            base = rate if group.schedule is None else self.group_rates[group.schedule]
+            weight_rate = base * group.lr_factor
             if decay := self._settings[index].weight_decay:
                 weight -= weight_rate * decay * weight
             weight += self._change(index, gradient, weight_rate)

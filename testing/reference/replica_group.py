@@ -148,6 +148,9 @@ class ReferenceGroup(ReplicaGroup):
         norm = None if norms is None else float(norms[0])
         self._trainer.update(gradients[0], learning_rate, norm)
 
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        self._trainer.set_group_rates(rates)
+
     def keep_gradients(self) -> bool:
         self._keeps_gradients = not self._is_sharded
         return self._keeps_gradients

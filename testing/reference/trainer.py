@@ -67,6 +67,10 @@ class ReplicaTrainer:
         """Optimizer state by name, in its shapes."""
         return {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
 
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        """Sets the rates of later updates by the schedules of optimizer groups, by index of the group."""
+        self._optimizer.group_rates = rates
+
     def shard_optimizer(self, indices: Sequence[int]) -> None:
         """Restricts the optimizer and its state to the trainable weights at these indices (ZeRO stage 1)."""
         self._optimizer = build_optimizer(self._spec, self.network.trainable, indices)

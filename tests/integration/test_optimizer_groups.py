@@ -20,16 +20,19 @@ OPTIMIZER: dict[str, Any] = {
     "layer_decay": 0.5,
     "groups": [{"weights": ["*bias", "*norm*"], "weight_decay": 0, "beta_1": 0.5}],
 }
-LAMB = {**OPTIMIZER, "name": "lamb"}
+SCHEDULE = {"name": "linear", "warmup_steps": 1}
+SCHEDULED = {**OPTIMIZER, "groups": [{**OPTIMIZER["groups"][0], "schedule": SCHEDULE}]}
+LAMB = {**SCHEDULED, "name": "lamb"}
+OPTIMIZERS = [OPTIMIZER, SCHEDULED, LAMB]
 CASES = [
-    ("torch-ddp", {"name": "sharded", "options": {"stage": 1}}, OPTIMIZER),
+    ("torch-ddp", {"name": "sharded", "options": {"stage": 1}}, SCHEDULED),
     ("torch-ddp", {"name": "sharded", "options": {"stage": 3}}, LAMB),
-    ("horovod-tf", {"name": "sharded", "options": {"stage": 2}}, OPTIMIZER),
+    ("horovod-tf", {"name": "sharded", "options": {"stage": 2}}, SCHEDULED),
     ("tf-multiworker", {"name": "sharded", "options": {"stage": 3}}, LAMB),
-    ("torch-ddp", "pipeline", OPTIMIZER),
-    ("tf-multiworker", "pipeline", OPTIMIZER),
+    ("torch-ddp", "pipeline", SCHEDULED),
+    ("tf-multiworker", "pipeline", SCHEDULED),
     ("tf-multiworker", "parameter-server", OPTIMIZER),
-    ("horovod-torch", "hierarchical", OPTIMIZER),
+    ("horovod-torch", "hierarchical", SCHEDULED),
 ]
 
 
@@ -41,12 +44,13 @@ def trained(backend: str, folder: Path, replicas: int = 2, **changes: Any) -> is
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, np.ndarray]]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
+    """Weights of one replica for each of `OPTIMIZERS`."""
     folder = tmp_path_factory.mktemp("groups")
-    return {
-        each["name"]: trained("torch-ddp", folder / each["name"], 1, optimizer=each).weights
-        for each in (OPTIMIZER, LAMB)
-    }
+    return [
+        trained("torch-ddp", folder / str(index), 1, optimizer=each).weights
+        for index, each in enumerate(OPTIMIZERS)
+    ]
 
 
 @pytest.mark.parametrize(("backend", "strategy", "optimizer"), CASES)
@@ -57,8 +61,13 @@ def test_groups_under_strategies(
     assert any("3 layers" in note and "0.25" in note for note in result.plan["notes"])
     for name, weight in result.weights.items():
         np.testing.assert_allclose(
-            weight, expected[optimizer["name"]][name], rtol=0, atol=1e-12, err_msg=name
+            weight, expected[OPTIMIZERS.index(optimizer)][name], rtol=0, atol=1e-12, err_msg=name
         )
+
+
+def test_servers_refuse_a_schedule_of_a_group(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.UnsupportedError, match=r"optimizer\.groups: schedule: strategy"):
+        trained("torch-ddp", tmp_path, strategy="parameter-server", optimizer=SCHEDULED)
 
 
 def test_a_schedule_changes_the_momentum_of_all_groups(tmp_path: Path) -> None:

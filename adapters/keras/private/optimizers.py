@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,11 +150,13 @@ class OptionGroup:
         indices: Indices of the weights among those that the optimizer was built on.
         lr_factor: What the learning rate is multiplied by.
         options: Values of attributes of the optimizer, by name.
+        rate: Function that returns the learning rate of an update, a scalar; None for the optimizer's.
     """
 
     indices: frozenset[int]
     lr_factor: float
     options: Mapping[str, Any]
+    rate: Callable[[], Any] | None = None
 
 
 def apply_by_groups(optimizer: keras.optimizers.Optimizer, groups: Sequence[OptionGroup]) -> None:
@@ -167,20 +169,21 @@ def apply_by_groups(optimizer: keras.optimizers.Optimizer, groups: Sequence[Opti
     changed = {name for group in groups for name in group.options}
     common = {name: getattr(optimizer, name) for name in changed}
 
-    def set_options(factor: float, options: Mapping[str, Any]) -> None:
-        for name, value in (common | dict(options)).items():
+    def set_options(group: OptionGroup) -> None:
+        for name, value in (common | dict(group.options)).items():
             setattr(optimizer, name, value)
+        rate = group.rate or learning_rate
         optimizer._get_current_learning_rate = (
-            learning_rate if factor == 1.0 else lambda: learning_rate() * factor
+            rate if group.lr_factor == 1.0 else lambda: rate() * group.lr_factor
         )
 
     @contextlib.contextmanager
     def options_of(group: OptionGroup) -> Iterator[None]:
-        set_options(group.lr_factor, group.options)
+        set_options(group)
         try:
             yield
         finally:
-            set_options(1.0, {})
+            set_options(OptionGroup(frozenset(), 1.0, {}))
 
     def members(group: OptionGroup, variables: Sequence[Any]) -> list[int]:
         indices = map(optimizer._get_variable_index, variables)

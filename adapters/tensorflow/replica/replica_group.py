@@ -167,6 +167,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
         return self._trainer.update.optimizer_lr_schedule
 
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        self._trainer.update.set_group_rates(rates)
+
     def momentum_setter(self) -> Callable[[float], None] | None:
         return self._trainer.update.momentum_setter()
 

@@ -6,7 +6,7 @@ Methods called while a `tf.function` is traced concern the replica that is trace
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -104,6 +104,10 @@ class WeightUpdate:
         self._global_clipnorm: float | None = None
         self.kept_gradients: list[tf.Variable] = []
         self.gradient_norm: tf.Variable | None = None
+        self._group_rates = {
+            group: keras.Variable(0.0, trainable=False, aggregation="only_first_replica")
+            for group in spec.optimizer.group_schedules
+        }
         self._make_optimizer()
         self._prepare_optimizer(slots_for or trainable, canonical_names(trainable))
 
@@ -130,7 +134,7 @@ class WeightUpdate:
         keras_private.disable_gradient_reduction(inner)
         use_fused_sgd(inner)
         groups = weight_groups(self._spec.optimizer, canonical_names(self._trainable), names)
-        keras_model.use_groups(self._spec, self._optimizer, groups)
+        keras_model.use_groups(self._spec, self._optimizer, groups, self._group_rates)
 
     def slots(self) -> dict[str, Any]:
         """The optimizer's variables by name; not traced."""
@@ -191,6 +195,11 @@ class WeightUpdate:
     def note_learning_rate(self, rate: float) -> None:
         """Writes the rate to the named state; not traced."""
         self._rate_variable.assign(rate)
+
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        """Sets the rates of later updates by the schedules of optimizer groups, by index; not traced."""
+        for group, rate in rates.items():
+            self._group_rates[group].assign(rate)
 
     def momentum_setter(self) -> Callable[[float], None] | None:
         """Function that sets the momentum of updates that are traced from now on; not traced."""

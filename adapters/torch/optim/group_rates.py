@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,11 @@ class ParamGroupRates:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, lr: float, factors: Sequence[float] | None
+        self,
+        optimizer: torch.optim.Optimizer,
+        lr: float,
+        factors: Sequence[float] | None,
+        schedules: Sequence[int | None] = (),
     ) -> None:
         """Reads the rates of the groups.
 
@@ -27,11 +31,13 @@ class ParamGroupRates:
             lr: Learning rate of the spec, which the optimizer was created with.
             factors: Ratio of each group's rate to `lr`; None for a custom optimizer: the ratios are those of
                 its rates, which are compared in each update, as it may set them itself.
+            schedules: Key of each group's rate in `set_scheduled`; None for groups whose rate `set` sets.
         """
         self._groups = optimizer.param_groups
         self._lr = lr
         self._expected = self._rates()
         self._ratios = [rate / lr for rate in self._expected] if factors is None else factors
+        self._schedules = schedules or [None] * len(self._groups)
         self._rate = lr
         self._latest = self._expected
         self.are_scheduled = any("initial_lr" in group for group in self._groups)
@@ -53,7 +59,18 @@ class ParamGroupRates:
         if self._is_set_elsewhere:
             self._require_spec_rate()
             return
-        for group, ratio in zip(self._groups, self._ratios, strict=True):
+        self._set_groups({None: rate})
+
+    def set_scheduled(self, rates: Mapping[int, float]) -> None:
+        """Sets the learning rates of the groups with a schedule, by its key."""
+        self._set_groups(rates)
+
+    def _set_groups(self, rates: Mapping[Any, float]) -> None:
+        """Sets the learning rates of the groups whose schedules are keys."""
+        for group, ratio, schedule in zip(self._groups, self._ratios, self._schedules, strict=True):
+            if schedule not in rates:
+                continue
+            rate = rates[schedule]
             if torch.is_tensor(group["lr"]):
                 group["lr"].fill_(rate * ratio)
             else:

@@ -70,6 +70,7 @@ class _Group:
     Attributes:
         options: Object whose attributes are the options, such as the Keras optimizer.
         lr_factor: What the learning rate is multiplied by.
+        rate: Function that returns the learning rate of an update; None for that of the step.
         indices: Indices of the weights.
         weights: The weights, any shapes.
         slots: Slot variables by kind, one per weight.
@@ -77,6 +78,7 @@ class _Group:
 
     options: Any
     lr_factor: float
+    rate: Callable[[], float] | None
     indices: Sequence[int]
     weights: list[torch.Tensor]
     slots: dict[str, list[torch.Tensor]]
@@ -132,7 +134,8 @@ class KerasUpdate:
 
     def _update(self, group: _Group, gradients: list[torch.Tensor], count: int) -> None:
         """Updates the weights of a group by clipped gradients of their shapes."""
-        rate = self._number(self.rate) * self._number(group.lr_factor)
+        base = self.rate if group.rate is None else group.rate()
+        rate = self._number(base) * self._number(group.lr_factor)
         decay = group.options.weight_decay
         if decay:
             private_api.foreach_mul_(group.weights, float(1 - self._number(decay) * rate))
@@ -171,7 +174,8 @@ def _group(
         kind: [variables[index].value for index in indices]
         for kind, variables in keras_private.slots_of(optimizer).items()
     }
-    return _Group(options, group.lr_factor, indices, [weights[index] for index in indices], slots)
+    members = [weights[index] for index in indices]
+    return _Group(options, group.lr_factor, group.rate, indices, members, slots)
 
 
 def keras_update(

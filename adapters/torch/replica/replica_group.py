@@ -179,6 +179,9 @@ class TorchReplicaGroup(ReplicaGroup):
     def optimizer_rates(self) -> tuple[float, float] | None:
         return self.trainer.optimizer_rates()
 
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        self.trainer.set_group_rates(rates)
+
     def momentum_setter(self) -> Callable[[float], None] | None:
         return self.trainer.momentum_setter()
 

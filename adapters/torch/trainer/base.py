@@ -165,6 +165,10 @@ class ReplicaTrainer(ABC):
         """Learning rates of the last and the next update; None unless the optimizer sets its own."""
         return None
 
+    @abstractmethod
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        """Sets the rates of later updates by the schedules of optimizer groups, by index of the group."""
+
     def momentum_setter(self) -> Callable[[float], None] | None:
         """Function that sets the optimizer's momentum for later updates; None if it has none."""
         return None

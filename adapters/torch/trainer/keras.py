@@ -133,6 +133,7 @@ class KerasTrainer(ReplicaTrainer):
         self._unsharded_slots: set[str] = set()
         self._remote_slots: set[str] = set()
         self._global_clipnorm: float | None = None
+        self._group_rates: dict[int, float] = {}
         self._build_optimizer()
         self.losses: dict[Phase, Losses] = {}
         self.training = self._graph_cache(spec, training=True)
@@ -166,7 +167,7 @@ class KerasTrainer(ReplicaTrainer):
     def _use_groups(self) -> list[keras_private.OptionGroup]:
         """Makes the optimizer, built, update by the spec's groups; returns those of the updated variables."""
         groups = weight_groups(self._spec.optimizer, list(self.trainable), self._updated_names)
-        return keras_model.use_groups(self._spec, self.optimizer, groups)
+        return keras_model.use_groups(self._spec, self.optimizer, groups, self._group_rates)
 
     def shard_optimizer(self, indices: Sequence[int]) -> None:
         before = self._slots().keys()
@@ -339,6 +340,9 @@ class KerasTrainer(ReplicaTrainer):
         self.optimizer.learning_rate.assign(rate)
         if self.update is not None:
             self.update.rate = rate
+
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        self._group_rates.update(rates)
 
     def momentum_setter(self) -> Callable[[float], None] | None:
         return keras_model.momentum_setter(self.optimizer, self._spec)

@@ -174,7 +174,10 @@ class NativeTrainer(ReplicaTrainer):
             self.optimizer, named, weights.keys(), is_custom
         )
         factors = None if is_custom else [group.lr_factor for group in groups]
-        self._rates = ParamGroupRates(self.optimizer, self._spec.optimizer.lr, factors)
+        schedules = [group.schedule for group in groups]
+        self._rates = ParamGroupRates(
+            self.optimizer, self._spec.optimizer.lr, factors, [] if is_custom else schedules
+        )
 
     def rebind_parameters(self) -> None:
         """Trains the model's present parameters of the same names (after `fully_shard` replaced them)."""
@@ -344,6 +347,9 @@ class NativeTrainer(ReplicaTrainer):
 
     def optimizer_rates(self) -> tuple[float, float] | None:
         return self._rates.by_optimizer()
+
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        self._rates.set_scheduled(rates)
 
     def momentum_setter(self) -> Callable[[float], None] | None:
         return momentum_setter(self.optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -121,6 +121,19 @@ class GroupHooks:
             Function of the momentum, from 0 to below 1; None if the optimizer's cannot change within a run.
         """
         return None
+
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        """Sets the learning rates of later updates for optimizer groups with a schedule of their own. Local.
+
+        Args:
+            rates: Rates before `lr_factor`, by index in `optimizer.groups`.
+
+        Raises:
+            UnsupportedError: The groups of this backend or layout have no rates of their own.
+        """
+        raise UnsupportedError(
+            "optimizer.groups: schedule: here all groups follow the schedule of the step. Give an lr_factor."
+        )
 
     def weight_finalizer(self) -> Callable[[], None] | None:
         """Function by which a custom optimizer changes the weights when training ends. Local.

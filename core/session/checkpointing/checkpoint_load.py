@@ -34,7 +34,9 @@ _CARRY = "carry/"
 _LOSS_SCALE = "loss-scale/"
 
 
-def load(saved: SavedRun, context: SessionContext, rate: Callable[[], float]) -> list[str]:
+def load(
+    saved: SavedRun, context: SessionContext, rates: Callable[[], Mapping[int | None, float]]
+) -> list[str]:
     """Loads all state of this process's replicas and of the strategy. Collective.
 
     Args:
@@ -52,7 +54,7 @@ def load(saved: SavedRun, context: SessionContext, rate: Callable[[], float]) ->
     group, strategy = context.group, context.strategy
     converter = _converter(saved, context)
     if converter is not None:
-        lost = _write_converted(saved, group, converter, rate())
+        lost = _write_converted(saved, group, converter, rates())
         strategy.state_written(group)
         return [*lost, *_write_metrics(saved, context)]
     same_replicas = saved.plan.replicas == group.replicas
@@ -126,15 +128,18 @@ def _converter(saved: SavedRun, context: SessionContext) -> StateConverter | Non
 
 
 def _write_converted(
-    saved: SavedRun, group: ReplicaGroup, converter: StateConverter, rate: float
+    saved: SavedRun,
+    group: ReplicaGroup,
+    converter: StateConverter,
+    rates: Mapping[int | None, float],
 ) -> list[str]:
     """Sets weights, optimizer state and loss scale from a checkpoint of another framework."""
     stored = saved.checkpoint.tensors(_section(saved))
     weights = converter.state_sources(stored, group)
     _require_all_weights(saved, group, weights)
-    with_optimizer_state = converter.with_optimizer_state(weights, stored, group, rate)
+    with_optimizer_state = converter.with_optimizer_state(weights, stored, group, rates)
     group.reshard_weights()
-    _write_sources(saved, group, converter, with_optimizer_state or weights, rate)
+    _write_sources(saved, group, converter, with_optimizer_state or weights)
     loss_scale = [name for name in group.describe_state(("loss-scale",)) if name in stored]
     _write(saved, group, _common_state(saved, loss_scale))
     return [LOST_STATE, LOST_OPTIMIZER_STATE] if with_optimizer_state is None else [LOST_STATE]
@@ -145,7 +150,6 @@ def _write_sources(
     group: ReplicaGroup,
     converter: StateConverter,
     sources: Mapping[str, StateSource],
-    rate: float = 1.0,
     read: Callable[[Collection[str]], dict[str, np.ndarray]] | None = None,
 ) -> None:
     """Converts and sets state, one portion after the other; `read` reads it, by default the common state."""
@@ -155,7 +159,7 @@ def _write_sources(
         names = {n for name in portion for n in sources[name].names}
         state = _common_state(saved, names) if read is None else read(names)
         for name in portion:
-            converted = converter.state(name, sources[name], state, rate)
+            converted = converter.state(name, sources[name], state)
             _write(saved, group, converted, how=", by `checkpoint.map`")
 
 

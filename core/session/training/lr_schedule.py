@@ -48,6 +48,7 @@ class LearningRates:
                 f"schedule: {self._schedule.name}, and the optimizer that optimizer.custom returned has a"
                 " learning-rate schedule too. Leave one of the two out."
             )
+        self._group_schedules = spec.optimizer.group_schedules
         self._run = RunLength(steps_per_epoch, total_steps)
         self._require_finite(total_steps - 1)
 
@@ -58,7 +59,7 @@ class LearningRates:
             SpecError: The rate of the last step is not finite.
         """
         try:
-            rate = self(last)
+            rate = max(self(last), *self.of_groups(last).values(), 0.0)
         except OverflowError:
             rate = math.inf
         if not math.isfinite(rate):
@@ -70,6 +71,13 @@ class LearningRates:
     def momentum(self, step: int) -> float | None:
         """Momentum of a step; None for the optimizer's, which is the same in every step."""
         return self._schedule.momentum(step, self._run)
+
+    def of_groups(self, step: int) -> dict[int, float]:
+        """Rates of a step by the schedules of optimizer groups, by index of the group; before `lr_factor`."""
+        return {
+            index: self.peak * schedule.fraction(step, self._run)
+            for index, schedule in self._group_schedules.items()
+        }
 
     def __call__(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 0 over the whole run."""

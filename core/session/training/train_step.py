@@ -125,9 +125,9 @@ class TrainLoop:
         self.loss_check = LossCheck(session_context, reporter)
         self.step_logger = StepLogger.of(session_context, reporter, stopwatch, loader.total_steps)
 
-    def learning_rate(self, step: int, update: str | None = None) -> float:
+    def learning_rate(self, step: int, update: str | None, group: int | None) -> float:
         """Learning rate of a step, by the spec or by the optimizer, as `Session.learning_rate`. Local."""
-        return self._requested_update(update, "learning_rate").known_rate(step)
+        return self._requested_update(update, "learning_rate").known_rate(step, group)
 
     def batches(self) -> Iterator[Batch]:
         """Yields batches from the next step to the end of the run; a restore moves the next step."""
@@ -312,7 +312,7 @@ class TrainLoop:
         trainer_state.values = batch.values
         rates = []
         for each in updates:
-            each.set_momentum(batch.step)
+            each.prepare(batch.step)
             rates.append(each.rate(batch.step))
         losses, applied = [], []
         for each, rate in zip(updates, rates, strict=True):
@@ -353,6 +353,9 @@ class TrainLoop:
                 for each, rate in zip(updates, rates, strict=True)
             }
             self.step_logger.log(batch.step, scalars)
+        for each in updates:
+            if group_rates := each.group_scalars(batch.step):
+                self.step_logger.log(batch.step, group_rates)
         norms = {
             each.scalar_name("gradient_norm"): norm
             for each in applied

@@ -69,11 +69,17 @@ class TrainerState:
         """Loss of the last step; None before the first. Waits for the device."""
         return None if self.last_loss is None else float(self.last_loss)
 
-    def rate(self, scheduled: float, update: str) -> float:
-        """Learning rate of a step for which the schedule of an update has the rate `scheduled`."""
+    def rate(self, scheduled: float, update: str | None) -> float:
+        """Learning rate of a step for which a schedule has the rate `scheduled`.
+
+        Args:
+            scheduled: Rate by the schedule.
+            update: Name of the update whose schedule it is; None: that of an optimizer group.
+        """
         if self.fixed_rate is not None:
             return self.fixed_rate * self.rate_factor
-        return scheduled * self.plateau_fractions.get(update, 1.0) * self.rate_factor
+        fraction = 1.0 if update is None else self.plateau_fractions.get(update, 1.0)
+        return scheduled * fraction * self.rate_factor
 
     def require_training_weights(self, call: str) -> None:
         """Refuses a call that changes or saves the state while the replicas hold another one.

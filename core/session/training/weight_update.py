@@ -70,6 +70,7 @@ class WeightUpdate:
             StepSkipper(name, group, trainer_state, reporter) if spec.on_nan == "skip" else None
         )
         self._set_momentum = self._momentum_setter(plan.backend)
+        self.set_group_rates(0)  # refused here if the backend has none
         self._norm_group = require(group, GradientNormGroup) if spec.gradient_norm else None
         if self._norm_group is not None:
             self._norm_group.keep_gradient_norm()
@@ -111,8 +112,10 @@ class WeightUpdate:
         """Learning rate by spec and session; `step` counts from 0 over the whole run. Local."""
         return self._trainer_state.rate(self.scheduled_rates(step), self.name)
 
-    def known_rate(self, step: int) -> float:
+    def known_rate(self, step: int, group: int | None = None) -> float:
         """Learning rate of a step, by the spec or by the optimizer, as `Session.learning_rate`. Local."""
+        if group is not None:
+            return self._group_rate(step, group)
         if (optimizer_rates := self._group.optimizer_rates()) is None:
             return self.rate(step)
         steps_done = self._trainer_state.steps_done
@@ -124,6 +127,28 @@ class WeightUpdate:
             )
         return rates[step]
 
+    def _group_rate(self, step: int, group: int) -> float:
+        """Learning rate of an optimizer group, with its `lr_factor`.
+
+        Raises:
+            IsotrainError: The optimizer has no group of that index.
+        """
+        groups = self._spec.optimizer.groups
+        if group not in range(len(groups)):
+            raise IsotrainError(
+                f"learning_rate: expected the index of one of {len(groups)} optimizer.groups, received"
+                f" {group!r}."
+            )
+        rate = self.group_rates(step).get(group)
+        return (self.rate(step) if rate is None else rate) * groups[group].lr_factor
+
+    def group_scalars(self, step: int) -> dict[str, float]:
+        """Rates of optimizer groups with a schedule of their own, by the names of their records. Local."""
+        return {
+            self.scalar_name(f"learning_rate_group_{group}"): self._group_rate(step, group)
+            for group in self._spec.optimizer.group_schedules
+        }
+
     def last_rate(self, scheduled: float) -> float:
         """Learning rate of the last step: the optimizer's, if it sets its rates itself. Local."""
         if not isinstance(self._spec.optimizer, CustomOptimizer):
@@ -131,10 +156,25 @@ class WeightUpdate:
         optimizer_rates = self._group.optimizer_rates()
         return scheduled if optimizer_rates is None else optimizer_rates[0]
 
-    def set_momentum(self, step: int) -> None:
-        """Sets the momentum of a step, if the schedule has one. Local."""
+    def group_rates(self, step: int) -> dict[int, float]:
+        """Rates of a step for optimizer groups with a schedule, by index, before their `lr_factor`. Local."""
+        scheduled = self.scheduled_rates.of_groups(step)
+        return {index: self._trainer_state.rate(each, None) for index, each in scheduled.items()}
+
+    def prepare(self, step: int) -> None:
+        """Sets what schedules change beside the learning rate of a step. Local."""
         if self._set_momentum is not None:
             self._set_momentum(self.scheduled_rates.momentum(step) or 0.0)
+        self.set_group_rates(step)
+
+    def set_group_rates(self, step: int) -> None:
+        """Sets the rates of optimizer groups that have a schedule. Local.
+
+        Raises:
+            UnsupportedError: The backend has no such groups.
+        """
+        if self._spec.optimizer.group_schedules:
+            self._group.set_group_rates(self.group_rates(step))
 
     def step(self, batch: Batch, rate: float) -> Tensor:
         """Does the update by strategy and spec; returns the mean loss of the global batch. Collective."""

@@ -35,13 +35,13 @@ class StateSource:
         weight: Name of the weight in the checkpoint.
         slots: Names of its optimizer state and update count in the checkpoint, by slot.
         target_names: Names of its optimizer state in this run, by slot.
-        lr_factor: What its learning rate is multiplied by.
+        rate: Its learning rate.
     """
 
     weight: str
     slots: Mapping[str, str] = field(default_factory=dict)
     target_names: Mapping[str, str] = field(default_factory=dict)
-    lr_factor: float = 1.0
+    rate: float = 1.0
 
     @property
     def names(self) -> list[str]:
@@ -112,15 +112,21 @@ class StateConverter:
         sources: Mapping[str, StateSource],
         saved: Collection[str],
         group: ReplicaGroup,
-        rate: float,
+        rates: Mapping[int | None, float],
     ) -> dict[str, StateSource] | None:
         """Adds optimizer state and update counts to the sources of all weights, by weight name.
+
+        Args:
+            sources: Sources of the weights, by weight name.
+            saved: Names of the saved state.
+            group: Replica group of this run.
+            rates: Learning rates of the schedules of optimizer groups, by index; under None, the run's.
 
         Returns:
             The sources; None where the saved optimizer state cannot be converted.
         """
         old, new = self._source_format, self._target_format
-        if not rate or not (
+        if not rates[None] or not (
             old.has_optimizer_state(self._slots) and new.has_optimizer_state(self._slots)
         ):
             return None
@@ -136,7 +142,7 @@ class StateConverter:
                 saved_name,
                 old.stored_names(saved_name, old_names[saved_name], saved),
                 new_names[name],
-                options[name].lr_factor,
+                rates[options[name].schedule] * options[name].lr_factor,
             )
             for name, saved_name in trainable.items()
         }
@@ -144,17 +150,14 @@ class StateConverter:
         is_lost = was_saved and not any(source.slots for source in complete.values())
         return None if is_lost else {**sources, **complete}
 
-    def state(
-        self, name: str, source: StateSource, saved: State, rate: float
-    ) -> dict[str, np.ndarray]:
+    def state(self, name: str, source: StateSource, saved: State) -> dict[str, np.ndarray]:
         """Converts a weight and its optimizer state, any shapes, to this run's names and axis order."""
         old, new = self._source_format, self._target_format
         weight = new.names.to_model(name, old.names.to_common(source.weight, saved[source.weight]))
         if not source.slots:
             return {name: weight}
-        weight_rate = rate * source.lr_factor
-        common = old.to_common_state(saved, source.weight, source.slots, weight_rate)
-        return {name: weight, **new.to_local_state(common, name, source.target_names, weight_rate)}
+        common = old.to_common_state(saved, source.weight, source.slots, source.rate)
+        return {name: weight, **new.to_local_state(common, name, source.target_names, source.rate)}
 
 
 def _may_differ(model: Any) -> bool:

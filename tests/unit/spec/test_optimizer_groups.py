@@ -85,6 +85,19 @@ def test_a_pattern_without_weights_is_refused_with_the_names() -> None:
         (Adam, {"groups": [{"weights": "*", "lr_factor": -1}]}, "groups.0.lr_factor"),
         (Adam, {"groups": [{"lr_factor": 1}]}, "groups.0.weights"),
         (Adam, {"groups": [{"weights": "*", "lr": 1}]}, "groups.0.lr"),
+        (Adam, {"groups": [{"weights": "*", "schedule": "plateau"}]}, "groups.0.schedule"),
+        (
+            Adam,
+            {
+                "groups": [
+                    {
+                        "weights": "*",
+                        "schedule": {"name": "one-cycle", "momentum_range": [0.5, 0.75]},
+                    }
+                ]
+            },
+            "a function of the step, without momentum_range",
+        ),
         (Adam, {"layer_decay": 0}, "layer_decay"),
         (Adam, {"layer_decay": 1.5}, "layer_decay"),
     ],
@@ -93,6 +106,14 @@ def test_invalid_groups(optimizer: Any, fields: dict[str, Any], line: str) -> No
     with pytest.raises(SpecError) as caught:
         optimizer(**fields)
     assert line in str(caught.value).replace("[", ".").replace("]", "")
+
+
+def test_weights_of_a_schedule_are_a_group_of_their_own() -> None:
+    groups = [{"weights": "stem*", "schedule": "cosine"}, {"weights": "*bias"}]
+    optimizer = Sgd(lr=0.1, groups=groups)
+    by_schedule = {group.schedule: group.indices for group in weight_groups(optimizer, NAMES)}
+    assert by_schedule == {0: (0, 1), None: tuple(range(2, len(NAMES)))}
+    assert "schedule cosine" in group_notes(optimizer, NAMES)[0]
 
 
 def test_layers_are_numbered_parts_or_the_names_without_the_weight() -> None:

@@ -16,8 +16,13 @@ from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.errors import SpecError
 from isotrain.core.spec.field_types import Component
 from isotrain.core.spec.loading import load_spec
-from isotrain.core.spec.schedules import CallableSchedule, CosineSchedule, PlateauSchedule
-from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam, Evaluation, Scaling, Sgd
+from isotrain.core.spec.schedules import (
+    SCHEDULES,
+    CallableSchedule,
+    CosineSchedule,
+    PlateauSchedule,
+)
+from isotrain.core.spec.sections import OPTIMIZERS, Adam, Evaluation, Scaling, Sgd
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.validation import BRANCH, OTHER_TOOLS_NAMES
 

@@ -13,11 +13,10 @@ from unit.spec.spec_samples import FIELDS, SMALL, refused
 
 import isotrain
 from isotrain.core.spec.loading import json_schema, load_spec
+from isotrain.core.spec.schedules import SCHEDULES, SCHEDULES_WITH_DEFAULTS
 from isotrain.core.spec.sections import (
     OPTIMIZERS,
     ORDERS_WITH_DEFAULTS,
-    SCHEDULES,
-    SCHEDULES_WITH_DEFAULTS,
 )
 from isotrain.core.spec.training_spec import TrainingSpec
 

@@ -55,6 +55,7 @@ WITHOUT_CAPABILITY = {
         "traits",
         "plan_notes",
         "momentum_setter",
+        "set_group_rates",
         "optimizer_lr_schedule",
         "optimizer_rates",
         "weight_finalizer",
