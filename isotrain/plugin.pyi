@@ -117,6 +117,7 @@ from isotrain.core.data.batch import Slice as Slice
 from isotrain.core.data.pytree import Weighted as Weighted
 from isotrain.core.data.pytree import map_tree as map_tree
 from isotrain.core.data.pytree import unweighted as unweighted
+from isotrain.core.data.sampler import slice_bounds as slice_bounds
 from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError
 from isotrain.core.errors import ClusterInfoError as ClusterInfoError
 from isotrain.core.errors import DataError as DataError

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.common.sample_draws import DrawKeys, PassDraws, active
-from isotrain.plugin import SpecError, StepContext, draw_by
+from isotrain.plugin import SpecError, StepContext, draw_by, slice_bounds
 
 if TYPE_CHECKING:
     from isotrain.plugin import TrainingSpec
@@ -20,6 +21,8 @@ class CommonStepContext(StepContext):
     Attributes:
         communicates: Whether an objective has called a collective.
         is_alone: Whether this replica tries a pass that the others do not take part in.
+        has_ghost_batches: Whether batch normalizations compute statistics of each ghost batch, several of
+            which are in a pass.
         draw_keys: Keys of random numbers by sample; None where each replica draws its own.
     """
 
@@ -38,6 +41,9 @@ class CommonStepContext(StepContext):
         draw_by(spec.random_layers)
         self.draw_keys = DrawKeys(spec.seed) if spec.random_layers == "per-sample" else None
         self._is_reproducible = spec.reproducible is not None
+        self.has_ghost_batches = spec.batch_norm == "ghost" and not self._is_reproducible
+        self._ghost_batches = spec.dealt_parts or 0
+        self._pass = threading.local()  # TensorFlow traces each replica in a thread
         self._refusal = (
             "with gradient_accumulation_steps it would see the micro-batch alone. Leave that out"
             if spec.gradient_accumulation_steps > 1
@@ -48,6 +54,10 @@ class CommonStepContext(StepContext):
         """Lets passes of a named update draw other numbers by sample than those of other updates."""
         if self.draw_keys is not None:
             self.draw_keys.update = update
+
+    @abstractmethod
+    def rows_of(self, inputs: Any) -> int:
+        """Number of samples of a pass over inputs, a tree of tensors `[batch, ...]`."""
 
     @abstractmethod
     def pass_draws(self, keys: DrawKeys, inputs: Any) -> PassDraws:
@@ -65,17 +75,44 @@ class CommonStepContext(StepContext):
     def drawing(self, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Makes a function of inputs and targets draw by sample, or refuse to draw, if the spec says so."""
         keys = self.draw_keys
-        if keys is None and not self._is_reproducible:
+        if keys is None and not self._is_reproducible and not self.has_ghost_batches:
             return compute
 
         def compute_pass(inputs: Any, targets: Any) -> Any:
             draws = (
                 contextlib.nullcontext() if keys is None else active(self.pass_draws(keys, inputs))
             )
-            with draws, self.refusing_other_draws(inputs):
+            refusal = (
+                contextlib.nullcontext()
+                if keys is None and not self._is_reproducible
+                else self.refusing_other_draws(inputs)
+            )
+            self._pass.rows = self.rows_of(inputs)
+            with draws, refusal:
                 return compute(inputs, targets)
 
         return compute_pass
+
+    def ghost_batches(self, rows: int) -> list[slice]:
+        """The rows of each ghost batch of this replica that has samples.
+
+        Args:
+            rows: Rows of a tensor of the model: those of each sample are as many, and in the samples' order.
+
+        Raises:
+            SpecError: Samples have no equal numbers of rows.
+        """
+        per_sample, rest = divmod(rows, self._pass.rows)
+        if rest or not per_sample:
+            raise SpecError(
+                f"batch_norm: ghost: a batch normalization has {rows} rows of {self._pass.rows} samples, so"
+                " that these are in no ghost batch. Use batch_norm: global."
+            )
+        first, end = slice_bounds(self._ghost_batches, self.replicas, self.index)
+        bounds = [slice_bounds(self._pass.rows, end - first, i) for i in range(end - first)]
+        return [
+            slice(start * per_sample, stop * per_sample) for start, stop in bounds if start < stop
+        ]
 
     def require_collective(self, method: str) -> None:
         """Refuses a collective whose result would not be that of the global batch.

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.keras.batch_norm import is_local
 from isotrain.plugin import LayerTrait, Trait
 
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
@@ -59,7 +60,7 @@ def layer_traits(layers: Iterable[keras.Layer], precision: str) -> list[LayerTra
 
 def _of_layer(layer: keras.Layer, precision: str) -> Iterator[Trait]:
     is_normalizing = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-    if is_normalizing and not keras_private.has_set_moments(layer):
+    if is_normalizing and is_local(layer):
         yield Trait.GLOBAL_STATISTICS if layer.synchronized else Trait.LOCAL_STATISTICS
     if keras_private.draws_random_numbers(layer) and not _never_draws(layer):
         yield Trait.RANDOM

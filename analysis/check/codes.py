@@ -25,9 +25,10 @@ _ALL = (
         "In training, each replica normalises with the mean and variance of its local batch, not of the"
         " global batch. So the loss curve depends on the number of replicas, on every backend alike. The"
         " moving statistics, which evaluation uses, are averaged over the replicas in every step.",
-        "Set `batch_norm: global` to normalise over the global batch. Or use a layer that normalises each"
-        " sample on its own, such as layer or group normalisation. Or compare only runs with the same number"
-        " of replicas.",
+        "Set `batch_norm: global` to normalise over the global batch. Or set `batch_norm: ghost`, which"
+        " normalises over 8 parts of it, whatever the number of replicas, and sends nothing more. Or use a"
+        " layer that normalises each sample on its own, such as layer or group normalisation. Or compare only"
+        " runs with the same number of replicas.",
     ),
     Rule(
         "ISO102",

@@ -18,7 +18,8 @@ _MAX_LISTED = 6
 
 def layers(subject: Subject) -> Iterator[Hit]:
     """Layers that depend on the local batch, random numbers or their own dtype."""
-    yield from _about_layers(subject, "ISO101", Trait.LOCAL_STATISTICS, subject.several)
+    if subject.spec.parts is None:
+        yield from _about_layers(subject, "ISO101", Trait.LOCAL_STATISTICS, subject.several)
     if subject.spec.random_layers == "per-replica":
         yield from _about_layers(subject, "ISO102", Trait.RANDOM, subject.several)
         if len(subject.frameworks) > 1:

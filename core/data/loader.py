@@ -104,6 +104,7 @@ class Loader:
         order: Order | None = None,
         gradient_accumulation_steps: int = 1,
         parts: int | None = None,
+        cuts_parts: bool = True,
         transform: Transform | None = None,
         tries_transform: bool = False,
         epochs: int | None = None,
@@ -129,8 +130,9 @@ class Loader:
                 without `order`.
             order: Order of a source by position; None for that of the source itself.
             gradient_accumulation_steps: Slices per local batch.
-            parts: Parts of a global batch, whatever the number of replicas: each is a slice; None: slices
-                are equal shares of the local batches.
+            parts: Parts of a global batch, whatever the number of replicas, of which each replica gets whole
+                ones; None: local batches are equal shares.
+            cuts_parts: Whether each part is a slice; else slices are equal shares of the local batches.
             transform: `transform(inputs, targets, random) -> (inputs, targets)` of a local batch, each
                 sample independently; it may change arrays in place but not the number of samples.
             tries_transform: Whether to check, on the first local batch, that it does not mix samples.
@@ -165,6 +167,7 @@ class Loader:
         self._seed = seed
         self._gradient_accumulation_steps = gradient_accumulation_steps
         self._parts = parts
+        self._cuts_parts = parts is not None and cuts_parts
         self._has_transform = transform is not None
         self.transformed = TransformedBatches(
             transform, seed, checks_transform=tries_transform, is_on_device=is_on_device
@@ -341,7 +344,7 @@ class Loader:
     def _local_batch(self, size: int, replica: int) -> _LocalBatch:
         start, stop = sampler.slice_bounds(size, self._replicas, replica, self._parts)
         slices = self._gradient_accumulation_steps
-        if self._parts is not None:
+        if self._parts is not None and self._cuts_parts:
             first, end = sampler.slice_bounds(self._parts, self._replicas, replica)
             slices = end - first
         bounds = [sampler.slice_bounds(stop - start, slices, index) for index in range(slices)]
@@ -383,7 +386,8 @@ class Loader:
     ) -> Batch:
         epoch, index = divmod(step, self.steps_per_epoch)
         last = index == self.steps_per_epoch - 1
-        even = self._parts is None and size % self._replicas == 0
+        shares = self._parts or self._replicas
+        even = not self._cuts_parts and not (shares % self._replicas or size % shares)
         return Batch(
             *(epoch, index, step, size, last, even, slices, fingerprint, stream_state),
             varying_widths=self._collates,

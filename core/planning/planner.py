@@ -121,7 +121,7 @@ def _resolve(
     spec, strategy, count = resolved_spec.spec_with_model, resolved_spec.strategy, devices.replicas
     _require_framework(spec, adapter.framework)
     _require_step_contexts(spec, strategy, adapter)
-    _require_global_statistics(spec, strategy, adapter)
+    _require_equal_statistics(spec, strategy, adapter, count)
     _require_sample_draws(spec, strategy, adapter)
     notes_on_updates = _updates_notes(spec, strategy, adapter)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
@@ -219,7 +219,7 @@ def _spec_fields(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
         "strategy_options": spec.strategy.options,
         "precision": spec.precision,
         "global_batch_size": global_batch_size,
-        "local_batch_sizes": _local_batch_sizes(global_batch_size, replicas, spec.parts),
+        "local_batch_sizes": _local_batch_sizes(global_batch_size, replicas, spec.dealt_parts),
         "gradient_accumulation_steps": spec.gradient_accumulation_steps,
         "scaling": f"{spec.scaling.rule} (x {factor:g})",
         "optimizer": spec.optimizer.name,
@@ -354,11 +354,14 @@ def _local_update_reason(strategy: Strategy) -> str | None:
     return f"under strategy {strategy.name!r} each replica updates weights of its own"
 
 
-def _require_global_statistics(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> None:
-    """Refuses batch normalization over the global batch where replicas do not compute it together.
+def _require_equal_statistics(
+    spec: TrainingSpec, strategy: Strategy, adapter: Adapter, replicas: int
+) -> None:
+    """Refuses batch normalization over global or ghost batches where it would depend on the replicas.
 
     Raises:
         UnsupportedError: Strategy or backend cannot.
+        PlanError: There are more replicas than ghost batches.
     """
     if spec.batch_norm == "local":
         return
@@ -367,11 +370,17 @@ def _require_global_statistics(spec: TrainingSpec, strategy: Strategy, adapter: 
     elif strategy.parallel_layout.name not in _UNSHARDED_LAYOUTS:
         reason = f"strategy {strategy.name!r} computes the model in parts"
     elif not adapter.has_step_contexts:
-        reason = f"backend {adapter.name!r} has no differentiable sums over replicas"
+        reason = f"backend {adapter.name!r} has the framework's own batch normalization alone"
+    elif spec.batch_norm == "ghost" and replicas > (ghosts := spec.dealt_parts or replicas):
+        raise PlanError(
+            f"batch_norm: ghost: {replicas} replicas, and the global batch of"
+            f" {spec.resolve_global_batch_size(replicas)} samples has {ghosts} ghost batches. Use fewer"
+            f" replicas, or ghost_batches: {replicas}."
+        )
     else:
         return
     raise UnsupportedError(
-        f"batch_norm: global: {reason}. Use batch_norm: local, or strategy data-parallel."
+        f"batch_norm: {spec.batch_norm}: {reason}. Use batch_norm: local, or strategy data-parallel."
     )
 
 

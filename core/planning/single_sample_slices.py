@@ -22,7 +22,7 @@ def batches_with_single_sample(spec: TrainingSpec, plan: Plan, samples: int | No
         sizes.append(rest)
     if spec.batch_norm == "global":
         return [size for size in sizes if size == 1]
-    cut = spec.parts or plan.replicas, spec.gradient_accumulation_steps
+    cut = spec.dealt_parts or plan.replicas, spec.gradient_accumulation_steps
     return [size for size in sizes if 1 in sampler.slice_sizes(size, *cut)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from isotrain.core.spec import import_strings
+from isotrain.core.spec.sections import Reproducible
 from isotrain.core.spec.validation import Problem, at_most_one, exactly_one, expected_of
 
 NEED_TRAINING_DATA = ("epochs", "validation_split", "class_weight", "collate", "transform", "order")
@@ -49,8 +50,10 @@ def combination_problems(fields: Mapping[str, Any], optimizer: FieldInfo) -> Ite
         )
         least = fields["min_replicas"]
         yield Problem("global_batch_size with min_replicas", ("min_replicas",), least, hint)
-    if fields.get("batch_norm") == "global":
-        yield from _global_statistics_problems(fields)
+    if fields.get("batch_norm") in ("global", "ghost"):
+        yield from _statistics_problems(fields)
+    elif (ghosts := fields.get("ghost_batches")) is not None:
+        yield Problem("batch_norm: ghost with ghost_batches", ("ghost_batches",), ghosts)
     if fields.get("random_layers") == "per-sample" and fields.get("compile"):
         hint = "a compiled step draws by numbers of its own"
         yield Problem("per-replica with compile", ("random_layers",), "per-sample", hint)
@@ -88,18 +91,19 @@ def _update_problems(fields: Mapping[str, Any], optimizer: FieldInfo) -> Iterato
                 yield Problem("here, or for all updates in the spec", ("updates", name, names[-1]))
 
 
-def _global_statistics_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
-    """Problems of fields with which a forward pass does not see the global batch once."""
+def _statistics_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of fields with which a forward pass does not see its local batch whole and once."""
     others = {
-        "gradient_accumulation_steps": "a micro-batch is not the global batch",
+        "gradient_accumulation_steps": "a micro-batch is not the local batch",
         "updates": "each update would move the statistics",
         "recompute": "the backward pass would compute them again",
-        "compile": "a compiled step has no collectives",
+        "compile": "a compiled step has the framework's own batch normalization",
     }
     for name, hint in others.items():
         value = fields.get(name)
         if (value and value != 1) or value is True:
-            yield Problem(f"batch_norm: local with {name}", ("batch_norm",), "global", hint)
+            mode = fields["batch_norm"]
+            yield Problem(f"batch_norm: local with {name}", ("batch_norm",), mode, hint)
 
 
 def _reproducible_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
@@ -113,11 +117,15 @@ def _reproducible_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
         "compile": "the compiler rounds by what it has seen of the batches",
         "metrics_over_all": "it takes the predictions of whole local batches",
     }
-    allowed: tuple[Any, ...] = (None, 1, "local", (), [], {})
+    allowed: tuple[Any, ...] = (None, 1, "local", "ghost", (), [], {})
     for name, hint in others.items():
         value = fields.get(name)
         if value not in allowed or value is True:
             yield Problem(f"no {name} with reproducible", (name,), value, hint)
+    granularity = _field(fields["reproducible"], "granularity") or Reproducible().granularity
+    if (ghosts := fields.get("ghost_batches")) not in (None, granularity):
+        hint = "ghost batches are the parts of the global batch"
+        yield Problem(f"{granularity} with reproducible", ("ghost_batches",), ghosts, hint)
     if fields.get("precision") == "float16":
         hint = "its loss scale is not summed in one order"
         yield Problem(

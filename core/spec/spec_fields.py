@@ -566,7 +566,8 @@ class SpecFields(TypedDict, total=False):
     ema: EmaFields | None
     swa: SwaFields | None
     per_replica: str | Sequence[str]
-    batch_norm: Literal['local', 'global']
+    batch_norm: Literal['local', 'global', 'ghost']
+    ghost_batches: int | None
     random_layers: Literal['per-replica', 'per-sample']
     global_batch_size: int | None
     local_batch_size: int | None

@@ -71,6 +71,8 @@ from isotrain.core.spec.validation import (
 
 _MAX_LAYERS = 20
 """Number of layers that an error names."""
+_GHOST_BATCHES = 8
+"""Default of `ghost_batches`."""
 _LOGGERS = ExpectedText("a list of logger names, or of {name: ..., options: {...}}")
 
 
@@ -310,10 +312,15 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         description="Patterns of the names of non-trainable state that each replica keeps for itself, such "
         "as *hidden; null for none.",
     )
-    batch_norm: Literal["local", "global"] = Field(
+    batch_norm: Literal["local", "global", "ghost"] = Field(
         default="local",
-        description="Samples over which batch normalizations train: local (those of each replica), or "
-        "global (those of the global batch, for any number of replicas).",
+        description="Samples over which batch normalizations train: local (those of each replica), global "
+        "(those of the global batch), or ghost (those of each ghost batch, equal parts of the global batch).",
+    )
+    ghost_batches: Count | None = Field(
+        default=None,
+        description="Ghost batches of a global batch, with batch_norm: ghost: the largest number of "
+        "replicas; null: the granularity of reproducible, or 8.",
     )
     random_layers: Literal["per-replica", "per-sample"] = Field(
         default="per-replica",
@@ -452,6 +459,13 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     def parts(self) -> int | None:
         """Parts of a global batch whatever the number of replicas (`reproducible`); None without it."""
         return None if self.reproducible is None else self.reproducible.granularity
+
+    @property
+    def dealt_parts(self) -> int | None:
+        """Parts of a global batch of which each replica gets whole ones; None: it gets an equal share."""
+        if self.batch_norm != "ghost" or self.parts is not None:
+            return self.parts
+        return self.ghost_batches or _GHOST_BATCHES
 
     @property
     def weight_average(self) -> Ema | Swa | None:

@@ -1,4 +1,4 @@
-"""`batch_norm: global`: results equal those of one replica, on every backend."""
+"""`batch_norm: global` and `ghost`: results equal those of one replica, on every backend."""
 
 from __future__ import annotations
 
@@ -97,14 +97,64 @@ def by_one_replica(model: str) -> dict[str, Any]:
 )
 def test_equals_one_replica(model: str, backend: str, replicas: int) -> None:
     """Losses, weights and moving statistics are those of one replica, to 1e-12."""
-    found, expected = (
-        trained(spec(model, batch_norm="global"), backend, replicas),
-        by_one_replica(model),
-    )
+    found = trained(spec(model, batch_norm="global"), backend, replicas)
+    _require_equal(found, by_one_replica(model))
+
+
+def _require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-12)
     assert set(found["weights"]) == set(expected["weights"])
     for name, weight in expected["weights"].items():
         np.testing.assert_allclose(found["weights"][name], weight, rtol=1e-11, atol=1e-12)
+
+
+GHOSTS = {"batch_norm": "ghost", "ghost_batches": 3, "global_batch_size": 10}
+"""Ghost batches of 4, 3 and 3 samples, and 2 each in the last global batch of 6."""
+
+
+@functools.cache
+def by_ghost_batches(model: str) -> dict[str, Any]:
+    """Results of one replica."""
+    return trained(spec(model, **GHOSTS), "torch-ddp", 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "replicas"),
+    [
+        ("portable", "torch-ddp", 2),
+        ("portable", "tf-mirrored", 1),
+        ("portable", "tf-mirrored", 2),
+        ("portable", "tf-multiworker", 3),
+        ("portable", "horovod-torch", 3),
+        ("portable", "horovod-tf", 2),
+        ("native", "torch-ddp", 2),
+        ("native", "torch-ddp", 3),
+        ("native", "horovod-torch", 2),
+    ],
+)
+def test_ghost_batches_equal_those_of_one_replica(model: str, backend: str, replicas: int) -> None:
+    """Two replicas have two ghost batches and one; statistics are of 4, 3 and 3 samples all the same."""
+    _require_equal(trained(spec(model, **GHOSTS), backend, replicas), by_ghost_batches(model))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ghost_batches_are_replicas_without_ghosts(model: str) -> None:
+    """Three replicas by themselves normalize over the same samples as three ghost batches."""
+    fields = {"global_batch_size": 10}
+    _require_equal(trained(spec(model, **fields), "torch-ddp", 3), by_ghost_batches(model))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_ghost_batches_have_the_same_bits(model: str) -> None:
+    """With `reproducible: bits`, the parts of the global batch are the ghost batches."""
+    whole = spec(model, batch_norm="ghost", drop_remainder=True)
+    fields = whole | {"reproducible": {"granularity": 4}}
+    one, two = (trained(fields, "torch-ddp", replicas) for replicas in (1, 3))
+    assert one["loss"] == two["loss"]
+    assert all(
+        np.array_equal(one["weights"][name], two["weights"][name]) for name in one["weights"]
+    )
+    _require_equal(trained(whole | {"ghost_batches": 4}, "torch-ddp", 2), one)
 
 
 def test_local_statistics_differ() -> None:
@@ -148,15 +198,46 @@ def _compare_masked(_: isotrain.Session) -> None:
         {"compile": True},
     ],
 )
-def test_refuses_fields_that_split_the_pass(fields: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match="batch_norm"):
-        isotrain.plan(
-            spec("portable", batch_norm="global", **fields), backend="torch-ddp", replicas=2
-        )
+@pytest.mark.parametrize("mode", ["global", "ghost"])
+def test_refuses_fields_that_split_the_pass(mode: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=f"batch_norm: got '{mode}'"):
+        isotrain.plan(spec("portable", batch_norm=mode, **fields), backend="torch-ddp", replicas=2)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ghost_batches": 4}, "batch_norm: ghost with ghost_batches"),
+        (
+            {"batch_norm": "ghost", "ghost_batches": 4, "reproducible": "bits"},
+            "8 with reproducible",
+        ),
+        ({"batch_norm": "ghost", "ghost_batches": 1}, "global batch of 8 samples has 1 ghost"),
+    ],
+)
+def test_refuses_ghost_batches_that_do_not_fit(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(isotrain.IsotrainError, match=message):
+        isotrain.plan(spec("portable", **fields), backend="torch-ddp", replicas=2)
+
+
+def test_refuses_layers_that_sum_over_replicas_themselves(tmp_path: Path) -> None:
+    run_isolated(_require_refusals, spec("portable"), "torch-ddp", tmp_path / "run")
+
+
+def _require_refusals(_: isotrain.Session) -> None:
+    import keras
+
+    from isotrain.adapters.keras.batch_norm import normalize_ghost_batches
+
+    layer = keras.layers.BatchNormalization()
+    layer.synchronized = True
+    with pytest.raises(SpecError, match="synchronized=True"):
+        normalize_ghost_batches([layer], object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["global", "ghost"])
 @pytest.mark.parametrize("strategy", ["local-sgd", "pipeline", "parameter-server"])
-def test_refuses_strategies_that_do_not_compute_together(strategy: str) -> None:
-    fields = {"batch_norm": "global", "strategy": strategy}
-    with pytest.raises(UnsupportedError, match="batch_norm: global"):
+def test_refuses_strategies_that_do_not_compute_together(strategy: str, mode: str) -> None:
+    fields = {"batch_norm": mode, "strategy": strategy}
+    with pytest.raises(UnsupportedError, match=f"batch_norm: {mode}"):
         isotrain.plan(spec("portable", **fields), backend="torch-ddp", replicas=2)

@@ -20,7 +20,7 @@ from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras import weights as keras_weights
-from isotrain.adapters.keras.batch_norm import normalize_globally
+from isotrain.adapters.keras.batch_norm import normalize_ghost_batches, normalize_globally
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.random_layers import draw_by_sample
 from isotrain.adapters.keras.standalone_generators import UNSEEDED, standalone_generators
@@ -166,6 +166,8 @@ class ReplicaTrainer:
         self.objective = Objective.of(spec, "tensorflow", self.step)
         if spec.batch_norm == "global" and isinstance(self.model, keras.Layer):
             normalize_globally(keras_private.layers_of(self.model), self.step)
+        if self.step.has_ghost_batches and isinstance(self.model, keras.Layer):
+            normalize_ghost_batches(keras_private.layers_of(self.model), self.step)
         if spec.random_layers == "per-sample":
             draw_by_sample()
         if spec.compile and self.objective and self.objective.step:

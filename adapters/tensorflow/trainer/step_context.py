@@ -87,11 +87,16 @@ class TensorFlowStepContext(CommonStepContext):
         self._local.size = size
         self._local.has_samples = tf.greater(size, 0) if may_be_placeholder else None
 
+    def rows_of(self, inputs: Any) -> Any:
+        first, *_ = tf.nest.flatten(inputs)
+        return TensorFlowPassDraws.sizes_of(first)[0]
+
     def pass_draws(self, keys: DrawKeys, inputs: Any) -> TensorFlowPassDraws:
         assert self.positions is not None
-        position = self.positions[self._local_index(), self._local.index]
-        first, *_ = tf.nest.flatten(inputs)
-        rows = TensorFlowPassDraws.sizes_of(first)[0]
+        position, rows = (
+            self.positions[self._local_index(), self._local.index],
+            self.rows_of(inputs),
+        )
         return TensorFlowPassDraws(keys, position, rows, self._local.phase == "train")
 
     @contextlib.contextmanager

@@ -1,11 +1,13 @@
-"""Batch normalization of torch modules over the global batch."""
+"""Batch normalization of torch modules over the global batch, or over ghost batches."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from isotrain.adapters.common.step_context import CommonStepContext
 from isotrain.adapters.torch.base import private_api
@@ -23,17 +25,25 @@ def normalize_globally(model: nn.Module, step: CommonStepContext) -> None:
             module.forward = _GlobalBatchNorm(module, step)
 
 
-def is_global(module: nn.Module) -> bool:
-    """Whether a batch normalization computes its statistics from the samples of all replicas."""
-    return isinstance(module.forward, _GlobalBatchNorm)
+def normalize_ghost_batches(model: nn.Module, step: CommonStepContext) -> None:
+    """Lets batch normalizations compute statistics of each ghost batch: Hoffer et al. (2017), section 3.
 
-
-class _GlobalBatchNorm:
-    """Forward pass of a batch normalization; see Ioffe and Szegedy (2015), algorithm 1.
-
-    The variance is the mean squared distance from the global mean, which takes a second sum over the replicas
-    and loses no digits to cancellation. Moving statistics are updated as torch updates them.
+    Args:
+        model: Model with any modules; those that are no batch normalization stay as they are.
+        step: Step context of the replica, which knows its ghost batches.
     """
+    for module in model.modules():
+        if private_api.is_batch_norm(module):
+            module.forward = _GhostBatchNorm(module, step)
+
+
+def is_local(module: nn.Module) -> bool:
+    """Whether a batch normalization computes its statistics from the samples of its replica."""
+    return not isinstance(module.forward, _EqualBatchNorm)
+
+
+class _EqualBatchNorm:
+    """Forward pass of a batch normalization that does not depend on the number of replicas."""
 
     def __init__(self, module: Any, step: CommonStepContext) -> None:
         self._module = module
@@ -41,12 +51,37 @@ class _GlobalBatchNorm:
         self._step = step
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Normalized inputs, shape [batch, features, ...] and dtype as given. Collective while training."""
+        """Normalized inputs, shape [batch, features, ...] and dtype as given."""
         module = self._module
         is_evaluated = not module.training and module.running_mean is not None
         if is_evaluated or self._step.is_alone:
             return self._local_forward(inputs)
         private_api.check_dimensions(module, inputs)
+        return self._normalized(inputs)
+
+    @abstractmethod
+    def _normalized(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Normalized inputs of a training step, as `__call__`."""
+
+    def _next_factor(self) -> float:
+        """Counts a batch; returns the weight of its statistics in the running ones."""
+        module = self._module
+        module.num_batches_tracked.add_(1)
+        if module.momentum is None:
+            return 1.0 / float(module.num_batches_tracked)
+        return float(module.momentum)
+
+
+class _GlobalBatchNorm(_EqualBatchNorm):
+    """Batch normalization over the samples of all replicas; see Ioffe and Szegedy (2015), algorithm 1.
+
+    The variance is the mean squared distance from the global mean, which takes a second sum over the replicas
+    and loses no digits to cancellation. Moving statistics are updated as torch updates them.
+    """
+
+    def _normalized(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Collective."""
+        module = self._module
         values = inputs if inputs.dtype == torch.float64 else inputs.float()
         reduced = [axis for axis in range(values.ndim) if axis != 1]
         shape = [-1 if axis == 1 else 1 for axis in range(values.ndim)]
@@ -63,10 +98,35 @@ class _GlobalBatchNorm:
 
     def _update_moving(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         """Moves the running statistics towards those of a batch, shapes [features]."""
-        module = self._module
-        module.num_batches_tracked.add_(1)
-        factor = (
-            1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
-        )
+        module, factor = self._module, self._next_factor()
         module.running_mean.lerp_(mean.to(module.running_mean), factor)
         module.running_var.lerp_(variance.to(module.running_var), factor)
+
+
+class _GhostBatchNorm(_EqualBatchNorm):
+    """Batch normalization over each ghost batch of this replica.
+
+    The running statistics move towards the mean of those of the ghost batches, weighted by their samples. So
+    their mean over the replicas, by samples, is the same for any number of these.
+    """
+
+    def _normalized(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Local."""
+        module = self._module
+        is_tracked = module.training and module.running_mean is not None
+        running = [module.running_mean, module.running_var] if is_tracked else []
+        factor = self._next_factor() if is_tracked else 0.0
+        results, moved = [], [torch.zeros_like(each) for each in running]
+        for rows in self._step.ghost_batches(len(inputs)):
+            statistics = [each.clone() for each in running]
+            ghost = inputs[rows]
+            mean, variance = statistics or (None, None)
+            weights = module.weight, module.bias
+            results.append(
+                functional.batch_norm(ghost, mean, variance, *weights, True, factor, module.eps)
+            )
+            for total, each in zip(moved, statistics, strict=True):
+                total.add_(each, alpha=len(ghost) / len(inputs))
+        for buffer, total in zip(running, moved, strict=True):
+            buffer.copy_(total)
+        return torch.cat(results)

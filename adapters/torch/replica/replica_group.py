@@ -377,7 +377,8 @@ class TorchReplicaGroup(ReplicaGroup):
         counters = [each for each in trainer.frozen.values() if not each.is_floating_point()]
         for index, micro_batch in enumerate(batch.slices[0]):
             trainer.zero_gradients()
-            restored = [*statistics, *counters] if index else statistics  # counters count steps
+            is_last = index == len(batch.slices[0]) - 1  # counters count steps
+            restored = statistics if is_last else [*statistics, *counters]
             with restored_after(restored), self._metrics.measuring("train") as sums:
                 share = self._backward(slice_weights, index, trainer.loss_module.forward, None)
                 weighted = [each * micro_batch.weight for each in statistics]

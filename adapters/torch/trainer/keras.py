@@ -23,7 +23,7 @@ from isotrain.adapters.keras import layer_traits as keras_layer_traits
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras import weights as keras_weights
-from isotrain.adapters.keras.batch_norm import normalize_globally
+from isotrain.adapters.keras.batch_norm import normalize_ghost_batches, normalize_globally
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.random_layers import draw_by_sample
 from isotrain.adapters.keras.standalone_generators import standalone_generators
@@ -122,6 +122,8 @@ class KerasTrainer(ReplicaTrainer):
         self.objective = Objective.of(spec, "torch", self.step)
         if spec.batch_norm == "global":
             normalize_globally(keras_private.layers_of(self.model), self.step)
+        if self.step.has_ghost_batches:
+            normalize_ghost_batches(keras_private.layers_of(self.model), self.step)
         if spec.random_layers == "per-sample":
             draw_by_sample()
         self.trainable = {name: self._tensors[name] for name in self.trainable if name in names}

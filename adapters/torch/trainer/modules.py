@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from isotrain.adapters.common.outputs import no_single_model_error
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.base.batch_norm import is_global
+from isotrain.adapters.torch.base.batch_norm import is_local
 from isotrain.plugin import LayerTrait, SpecError, Trait
 
 _LIGHTNING_METHODS = ("training_step", "validation_step", "configure_optimizers")
@@ -198,7 +198,7 @@ def model_traits(model: nn.Module) -> list[LayerTrait]:
 def _module_traits(module: nn.Module) -> Iterator[Trait]:
     if isinstance(module, nn.SyncBatchNorm):
         yield Trait.GLOBAL_STATISTICS
-    elif private_api.is_batch_norm(module) and not is_global(module):
+    elif private_api.is_batch_norm(module) and is_local(module):
         yield Trait.LOCAL_STATISTICS
     if _is_random(module):
         yield Trait.RANDOM

@@ -17,7 +17,7 @@ from isotrain.adapters.common.objective import Objective
 from isotrain.adapters.common.outputs import as_plain_tree
 from isotrain.adapters.common.seeds import SEED_MASK, seed_offset
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.base.batch_norm import normalize_globally
+from isotrain.adapters.torch.base.batch_norm import normalize_ghost_batches, normalize_globally
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.random_layers import draw_by_sample
 from isotrain.adapters.torch.base.recompute import recompute
@@ -129,6 +129,8 @@ class NativeTrainer(ReplicaTrainer):
         self.objective = Objective.of(spec, "torch", self.step)
         if spec.batch_norm == "global":
             normalize_globally(self.model, self.step)
+        if self.step.has_ghost_batches:
+            normalize_ghost_batches(self.model, self.step)
         if spec.random_layers == "per-sample":
             draw_by_sample(self.model)
         self._clip = spec.clip

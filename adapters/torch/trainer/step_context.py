@@ -93,9 +93,11 @@ class TorchStepContext(CommonStepContext):
         if self.draw_keys is not None:
             self._position.copy_(torch.tensor([self._step_word, micro_batch.first]))
 
+    def rows_of(self, inputs: Any) -> int:
+        return next(iter(leaves(inputs))).shape[0]
+
     def pass_draws(self, keys: DrawKeys, inputs: Any) -> TorchPassDraws:
-        rows = next(iter(leaves(inputs))).shape[0]
-        return TorchPassDraws(keys, self._position, rows, self._phase == "train")
+        return TorchPassDraws(keys, self._position, self.rows_of(inputs), self._phase == "train")
 
     @contextlib.contextmanager
     def refusing_other_draws(self, inputs: Any) -> Iterator[None]:

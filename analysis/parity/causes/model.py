@@ -93,8 +93,8 @@ def local_batch_statistics(case: DivergenceCase) -> Cause | None:
         "batch-norm-not-synced",
         "batch-norm statistics are not synced: each replica normalises by its local batch",
         evidence,
-        "set batch_norm: global, or use a normalisation that does not depend on the batch (layer or group"
-        " norm), or compare runs with equal numbers of replicas.",
+        "set batch_norm: global or ghost, or use a normalisation that does not depend on the batch (layer or"
+        " group norm), or compare runs with equal numbers of replicas.",
     )
 
 

@@ -31,7 +31,7 @@ class BatchBuilder:
         self._group = session_context.group
         self._to_device = session_context.loaders.to_device
         self._accumulation = session_context.spec.gradient_accumulation_steps
-        self._is_reproducible = session_context.spec.reproducible is not None
+        self._spec = session_context.spec
         self._has_stages = STAGE in session_context.plan.device_mesh.sizes
         self._trainer_state = trainer_state
 
@@ -47,10 +47,11 @@ class BatchBuilder:
                 "session.batch: in pipeline runs several processes share a replica, and arrays of one process"
                 " have no replica. Give the spec `data`, or take a strategy without stages."
             )
-        if self._is_reproducible:
+        if self._spec.dealt_parts is not None:
+            field = "reproducible" if self._spec.reproducible else "batch_norm: ghost"
             raise UnsupportedError(
-                "session.batch: with reproducible, every process must know the parts of the global batch, and"
-                " here each has rows of its own. Give the spec `data`, or leave reproducible out."
+                f"session.batch: with {field}, every process must know the parts of the global batch, and"
+                f" here each has rows of its own. Give the spec `data`, or leave {field} out."
             )
         parts = _as_parts(inputs, targets, sample_weights)
         rows = require_equal_rows(parts)

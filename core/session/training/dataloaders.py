@@ -260,9 +260,10 @@ class DataLoaders:
         to_device: ToDevice | None,
         workers: WorkerSettings | None,
     ) -> Loader:
-        if self._spec.reproducible and isinstance(self.data.train, ShardedStream):
+        field = "reproducible" if self._spec.reproducible else "batch_norm: ghost"
+        if self._spec.dealt_parts and isinstance(self.data.train, ShardedStream):
             raise DataError(
-                "reproducible: the training data shard themselves, into other global batches for each number"
+                f"{field}: the training data shard themselves, into other global batches for each number"
                 " of replicas. Give arrays, or a stream of global batches."
             )
         return Loader(
@@ -274,7 +275,8 @@ class DataLoaders:
             drop_remainder=self._spec.drop_remainder,
             order=self._order,
             gradient_accumulation_steps=self._spec.gradient_accumulation_steps,
-            parts=self._spec.parts,
+            parts=self._spec.dealt_parts,
+            cuts_parts=self._spec.parts is not None,
             transform=self._transform,
             tries_transform=self._group.replicas > 1
             and to_device is not None
