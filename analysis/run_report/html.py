@@ -183,7 +183,7 @@ def _result(run: RunFiles) -> list[tuple[str, str]]:
     others = {
         "stopped early": result.stopped_early,
         "restarts": len(result.restarts),
-        **result.data_read,
+        **{f"read on {host}": text_of(read) for host, read in result.data_read.items()},
         **result.strategy_report,
     }
     return page.facts({**numbers, **others})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, tee
 from typing import Any
 
@@ -28,7 +29,12 @@ from isotrain.core.data.pytree import map_parts
 from isotrain.core.data.sampler import at_least
 from isotrain.core.data.sources import AnySource, ShardedStream, Source, collates
 from isotrain.core.data.streaming import rebatch
-from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut, global_batches
+from isotrain.core.data.streaming.stream_reader import (
+    GlobalBatch,
+    RowsOf,
+    StreamCut,
+    global_batches,
+)
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import Repeating
@@ -403,13 +409,14 @@ class Loader:
             self._is_repeated,
             self._state_seconds,
         )
+        # a transform may ask for partners in the rest of the global batch, unless shards are read apart
+        needs_all = self._has_transform and not source.is_read_apart
+        chosen = range(self._replicas) if needs_all else self._local_replicas
+        rows_of = RowsOf(self._replicas, list(chosen), self._parts)
         if isinstance(source, SharedStream):
-            # a transform may ask for partners in the rest of the global batch, and parts are cut elsewhere
-            needs_all = self._has_transform or self._parts is not None
-            replicas = range(self._replicas) if needs_all else self._local_replicas
-            batches = source.shared_batches(cut, step, stream_state, self._replicas, replicas)
+            batches = source.shared_batches(cut, step, stream_state, rows_of)
         else:
-            batches = global_batches(source, cut, step, stream_state, self._is_on_device)
+            batches = global_batches(source, cut, step, stream_state, rows_of, self._is_on_device)
         plans: dict[int, tuple[_LocalBatch, ...]] = {}
         for each in batches:
             if each.size not in plans:
@@ -417,7 +424,7 @@ class Loader:
             epoch, index = divmod(step, self.steps_per_epoch)
             rows = index * self._global_batch_size + np.arange(each.size)
             slices = tuple(
-                self._cut(local, self._local_part(each, epoch, step, rows, local))
+                self._cut(local, self._local_part(source, each, epoch, step, rows, local))
                 for local in plans[each.size]
             )
             yield self._batch(step, each.size, slices, each.fingerprint, each.stream_state)
@@ -425,6 +432,7 @@ class Loader:
 
     def _local_part(
         self,
+        source: BatchStream,
         batch: GlobalBatch,
         epoch: int,
         step: int,
@@ -439,9 +447,8 @@ class Loader:
         if self._has_transform:  # it may change arrays in place, and these are the stream's
             local_parts = map_parts(np.copy, local_parts)
         positions = BatchPositions(epoch, step, rows[local.rows], rows)
-        return self.transformed(
-            local_parts, positions, lambda chosen: slice_rows(batch.parts, chosen)
-        )
+        gather = None if source.is_read_apart else partial(slice_rows, batch.parts)
+        return self.transformed(local_parts, positions, gather)
 
     def _sharded_batches(self, source: ShardedStream, step: int) -> Iterator[Batch]:
         size = self._global_batch_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from isotrain.core.data.array_files import npy, npz
@@ -132,7 +132,7 @@ def sample_stream(
     targets: str | Sequence[str] | None = None,
     *,
     collate: Callable[[list[Any]], Any] | None = None,
-    samples: int | None = None,
+    samples: int | Iterable[int] | None = None,
     shards: int | None = None,
 ) -> BatchStream:
     """A source of single samples from an iterable that is read again in every epoch, in its own order.
@@ -147,6 +147,8 @@ def sample_stream(
         targets: For samples that are dicts: one name, several, or None for none.
         collate: Function that makes a batch of a list of samples; by default, leaves are stacked.
         samples: Number of samples per epoch; when left out, its `len`, or they are counted as for `stream`.
+            Of shards, a number for each: then global batches have the samples of a shard next to each other,
+            and each host reads only the shards of its replicas' samples.
         shards: Number of shards to read side by side, of which the samples come in turn, so that several
             `loader.workers` of a host can read them. The data set is an `IterableDataset` of Hugging Face,
             one that takes its shard from torch's `get_worker_info`, or a function of (shard, shards).
@@ -154,9 +156,14 @@ def sample_stream(
     Raises:
         DataError: It can be read only once, has its samples by position, or cannot be told a shard.
     """
+    count: int | None
+    if isinstance(samples, Iterable):
+        lengths = [int(each) for each in samples]
+        count, shards = sum(lengths), shards or len(lengths)
+    else:
+        lengths, count = None, declared_length(dataset) if samples is None else samples
     if shards is not None:
-        sharded = ShardedSamples(dataset, shards)
-        count = declared_length(dataset) if samples is None else samples
+        sharded = ShardedSamples(dataset, shards, lengths)
         collator = Collator(collate, inputs, targets)
         return BatchStream(lambda: sharded, count, collate=collator, shards=sharded)
     read = reader(as_readable(dataset))
@@ -167,7 +174,6 @@ def sample_stream(
         )
     if read is None:
         raise DataError(_not_accepted(dataset))
-    count = declared_length(dataset) if samples is None else samples
     return BatchStream(read, count, collate=Collator(collate, inputs, targets))
 
 

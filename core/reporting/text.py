@@ -168,8 +168,8 @@ def result(result: Any) -> str:
         for name, value in result.strategy_report.items()
         if not isinstance(value, Mapping)
     }
-    if read := result.data_read:
-        rows.append(("stream", f"{read['samples']:,} samples read per host, {size(read['bytes'])}"))
+    for host, read in result.data_read.items():
+        rows.append((f"read on {host}", f"{read['samples']:,} samples, {size(read['bytes'])}"))
     if measured:
         rows.append((result.plan["strategy"], text_of(measured)))
     rows.append(("run directory", str(result.run_directory)))

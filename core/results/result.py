@@ -57,7 +57,7 @@ class _StoredResult:
     last_loss: float
     metrics: dict[str, float]
     strategy_report: dict[str, Any]
-    data_read: dict[str, int]
+    data_read: dict[str, dict[str, int]]
     stopped_early: bool
     timings: dict[str, float]
     plan: dict[str, Any]
@@ -74,8 +74,8 @@ class RunResult(_StoredResult):
         last_loss: Mean loss of the last step's global batch.
         metrics: Metrics of the last epoch, by name.
         strategy_report: Measurements of the strategy; empty for most.
-        data_read: Samples and bytes that the host of rank 0 has read of a training stream, by these names;
-            empty for data by position.
+        data_read: `samples` and `bytes` that each host has read of a training stream, by host; empty for data
+            by position.
         stopped_early: Whether the run ended well before its last step: by early stopping, `session.stop` or
             `on_event`.
         timings: Seconds, and samples per second, by name; see `docs/results.md`.

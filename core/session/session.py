@@ -501,10 +501,12 @@ class Session:
         """Measurements of the strategy so far, as JSON values."""
         return dict(self.strategy.report())
 
-    @property
-    def data_read(self) -> dict[str, int]:
-        """Samples and bytes that this host has read of the training stream; empty for data by position."""
-        return self._session_context.loaders.data_read
+    def data_read(self) -> dict[str, dict[str, int]]:
+        """Samples and bytes that each host has read of the training stream; empty for data by position.
+
+        Collective.
+        """
+        return self._session_context.loaders.data_read()
 
     def disable_progress_reports(self) -> None:
         """Reports all steps so far, and none from here on: reading a loss waits for the device. Local."""

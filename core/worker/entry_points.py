@@ -88,10 +88,12 @@ def train(session: Session) -> dict[str, Any] | None:
     require_storable(session.group, WEIGHTS)
     if not session.is_main:
         fit(session)
+        session.data_read()
         return None
     last_weights = LastWeights(session)
     try:
         metrics = fit(session, last_weights.save_if_due)
+        data_read = session.data_read()
     except NotANumberError:
         raise  # its weights are of no use
     except BaseException:
@@ -105,7 +107,7 @@ def train(session: Session) -> dict[str, Any] | None:
         last_loss=last_loss,
         metrics=metrics,
         strategy_report=session.strategy_report,
-        data_read=session.data_read,
+        data_read=data_read,
         stopped_early=session.steps_done < session.total_steps,
         timings=session.stopwatch.timings(),
         plan=session.plan.to_dict(),

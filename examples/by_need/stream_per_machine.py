@@ -47,4 +47,4 @@ spec = isotrain.TrainingSpec(
 
 if __name__ == "__main__":
     result = isotrain.run(spec, backend="torch-ddp", replicas=2)
-    print("read for both replicas:", result.data_read)
+    print("read by each machine:", result.data_read)

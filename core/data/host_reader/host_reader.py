@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +22,7 @@ import numpy as np
 from isotrain.core.data.pytree import decode_tree
 from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.stream_epoch import ReadCount
-from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut
+from isotrain.core.data.streaming.stream_reader import GlobalBatch, RowsOf, StreamCut
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.workers.channel import Channel, ChannelClosedError, Message
@@ -64,17 +64,27 @@ def _describe_end(pid: int) -> str | None:
 class HostReader:
     """One process's access to the reader of its host."""
 
-    def __init__(self, token: str, processes: int, *, start_seconds: float, timeout: float) -> None:
+    def __init__(
+        self,
+        token: str,
+        processes: int,
+        replicas: Sequence[int],
+        *,
+        start_seconds: float,
+        timeout: float,
+    ) -> None:
         """Connects to nothing yet.
 
         Args:
             token: Name of the reader, the same on all processes of the run.
             processes: Number of processes of this host that read.
+            replicas: Indices of the replicas of this host.
             start_seconds: Seconds that the reader's start may take.
             timeout: Seconds without a global batch after which the reader counts as lost.
         """
         self._token = token
         self._processes = processes
+        self._replicas = replicas
         self._start_seconds = start_seconds
         self._timeout = timeout
         self._child: ChildProcess | None = None
@@ -132,11 +142,10 @@ class HostReader:
         cut: StreamCut,
         step: int,
         stream_state: StreamState | None,
-        replicas: int,
-        local_replicas: Sequence[int],
+        rows_of: RowsOf,
         count: ReadCount,
     ) -> Iterator[GlobalBatch]:
-        """The rows of local replicas in the global batches of a stream, from a step to the run's end.
+        """The rows of replicas in the global batches of a stream, from a step to the run's end.
 
         All processes of the host make the same calls, in the same order.
 
@@ -145,8 +154,7 @@ class HostReader:
             cut: Sizes of batches and epochs.
             step: Index of the step.
             stream_state: State of the stream at that step or earlier; None to read from its start.
-            replicas: Number of replicas in the run.
-            local_replicas: Indices of the replicas in this process.
+            rows_of: The rows.
             count: Count that becomes the reader's, of what it has read of the stream.
         """
         channel = self._connect()
@@ -156,8 +164,8 @@ class HostReader:
                 "cut": asdict(cut),
                 "step": step,
                 "state": None if stream_state is None else asdict(stream_state),
-                "replicas": replicas,
-                "local_replicas": list(local_replicas),
+                "rows": asdict(rows_of),
+                "host_rows": asdict(replace(rows_of, chosen=list(self._replicas))),
                 "pid": os.getpid(),
             }
             self._send(channel, request)
@@ -279,12 +287,10 @@ class SharedStream(BatchStream):
         cut: StreamCut,
         step: int,
         stream_state: StreamState | None,
-        replicas: int,
-        local_replicas: Sequence[int],
+        rows_of: RowsOf,
     ) -> Iterator[GlobalBatch]:
-        """The rows of local replicas in the global batches, as `HostReader.read`."""
-        reading = (self._name, cut, step, stream_state)
-        return self._reader.read(*reading, replicas, local_replicas, self.read_count)
+        """The rows of replicas in the global batches, as `HostReader.read`."""
+        return self._reader.read(self._name, cut, step, stream_state, rows_of, self.read_count)
 
 
 def _read_by_another() -> NoReturn:

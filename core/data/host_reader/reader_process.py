@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import pickle
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import sampler
 from isotrain.core.data.host_reader.host_reader import BATCHES_AHEAD, peer_pid, socket_address
 from isotrain.core.data.host_reader.shard_processes import ShardProcesses, error_text
 from isotrain.core.data.pytree import encode_tree, map_parts
 from isotrain.core.data.streaming.stream_epoch import ReadCount
-from isotrain.core.data.streaming.stream_reader import GlobalBatch, StreamCut, global_batches
+from isotrain.core.data.streaming.stream_reader import (
+    GlobalBatch,
+    RowsOf,
+    StreamCut,
+    global_batches,
+)
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.workers.channel import Channel, ChannelClosedError
@@ -210,13 +214,14 @@ class _Server:
             if (shard_processes := self._shard_processes.get(header["stream"])) is not None:
                 shard_processes.timeout = self._shard_timeout
             cut, stream = StreamCut(**header["cut"]), self._streams[header["stream"]]
-            batches = global_batches(stream, cut, header["step"], state)
+            host_rows = RowsOf(**header["host_rows"])
+            batches = global_batches(stream, cut, header["step"], state, host_rows)
             reading = _Reading(key, header["step"], batches, stream.read_count)
             self._readings.append(reading)
         reading.pids.add(pid)
         reading.clients.append(client)
         client.reading, client.step = reading, header["step"]
-        client.rows_of = _rows_of(header["replicas"], header["local_replicas"])
+        client.rows_of = RowsOf(**header["rows"])
 
     def _leave(self, client: _Client) -> None:
         del self._clients[client.channel.fileno()]
@@ -250,29 +255,16 @@ class _Server:
 
 def _send_batch(client: _Client, reading: _Reading, batch: GlobalBatch) -> None:
     rows = client.rows_of(batch.size)
+    local_rows = slice(rows.start - batch.first_row, rows.stop - batch.first_row)
     arrays: list[np.ndarray] = []
     header = {
         "size": batch.size,
         "fingerprint": batch.fingerprint,
         "first_row": rows.start,
         "read": asdict(reading.count),
-        "parts": encode_tree(map_parts(lambda array: array[rows], batch.parts), arrays),
+        "parts": encode_tree(map_parts(lambda array: array[local_rows], batch.parts), arrays),
     }
     if batch.stream_state is not client.state:
         client.state = state = batch.stream_state
         header["state"] = None if state is None else asdict(state)
     client.channel.send(header, arrays)
-
-
-def _rows_of(replicas: int, local_replicas: Sequence[int]) -> Callable[[int], slice]:
-    """A function from the size of a global batch to the rows that hold those of local replicas.
-
-    A replica without rows gets the first one, as a placeholder.
-    """
-
-    def rows_of(size: int) -> slice:
-        bounds = [sampler.slice_bounds(size, replicas, replica) for replica in local_replicas]
-        rows = [(start, stop) if start < stop else (0, 1) for start, stop in bounds]
-        return slice(min(start for start, _ in rows), max(stop for _, stop in rows))
-
-    return rows_of

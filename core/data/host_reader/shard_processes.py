@@ -8,7 +8,7 @@ import pickle
 import signal
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,29 +44,34 @@ class ShardProcesses:
         self._processes = processes
         self.timeout: float | None = None
         self.children: list[ShardProcess] = []
-        self._chunks: list[deque[Chunk]] = []
+        self._chunks: dict[int, deque[Chunk]] = {}
+        self._readings: dict[int, int] = {}  # how often each shard has begun
 
-    def begin(self, starts: Sequence[ShardStart]) -> None:
-        """Starts an epoch of all shards, and drops chunks of the one before."""
+    def begin(self, shard: int, start: ShardStart) -> None:
+        """Starts an epoch of a shard, and drops chunks of the one before."""
         if not self.children:
             self._start()
-        self._chunks = [deque() for _ in starts]
-        by_shard = list(enumerate(starts))
-        for number, child in enumerate(self.children):
-            child.begin(by_shard[number :: self._processes], self.timeout)
+        self._chunks[shard] = deque()
+        self._readings[shard] = reading = self._readings.get(shard, 0) + 1
+        child = self.children[shard % self._processes]
+        child.request({"shard": shard, "reading": reading, "start": start})
+        for _ in range(_CHUNKS_AHEAD - 1):
+            child.request({"shard": shard, "reading": reading})
 
     def chunk(self, shard: int) -> Chunk:
-        """The next samples of a shard that has not ended."""
+        """The next samples of a shard that has begun and not ended."""
         child = self.children[shard % self._processes]
         while not self._chunks[shard]:
-            received_shard, message = child.receive(self.timeout)
+            request, message = child.receive(self.timeout)
+            if request["reading"] != self._readings[request["shard"]]:
+                continue
             pickled, *buffers = message.arrays
             samples = pickle.loads(pickled.data, buffers=buffers)  # noqa: S301 - by our child
             chunk = Chunk(samples, message.header["is_last"], message.header["state"])
-            self._chunks[received_shard].append(chunk)
+            self._chunks[request["shard"]].append(chunk)
         chunk = self._chunks[shard].popleft()
         if not chunk.is_last:
-            child.request(shard)
+            child.request({"shard": shard, "reading": self._readings[shard]})
         return chunk
 
     def _start(self) -> None:
@@ -86,30 +91,21 @@ class ShardProcess:
 
     def __init__(self, child: ChildProcess) -> None:
         self.child = child
-        self._due: deque[int] = deque()  # shards of the requests that are not sent yet
-        self._in_flight: deque[int] = deque()  # shards of those that are sent, and not answered
+        self._due: deque[dict[str, Any]] = deque()  # requests that are not sent yet
+        self._in_flight: deque[dict[str, Any]] = deque()  # those that are sent, and not answered
 
-    def begin(self, starts: Sequence[tuple[int, ShardStart]], timeout: float | None) -> None:
-        """Starts an epoch of its shards, after the chunks that it still reads of the one before."""
-        self._due.clear()
-        while self._in_flight:
-            self.receive(timeout)
-        self._send({"starts": starts})
-        self._due.extend([shard for shard, _ in starts] * _CHUNKS_AHEAD)
+    def request(self, request: dict[str, Any]) -> None:
+        """Requests a chunk of a `shard`, at the `start` of a reading or of one that has begun."""
+        self._due.append(request)
         self._send_due()
 
-    def request(self, shard: int) -> None:
-        """Requests another chunk of a shard."""
-        self._due.append(shard)
-        self._send_due()
-
-    def receive(self, timeout: float | None) -> tuple[int, Message]:
-        """Waits for the next chunk; returns its shard, and the message that has it.
+    def receive(self, timeout: float | None) -> tuple[dict[str, Any], Message]:
+        """Waits for the next chunk; returns its request, and the message that has it.
 
         Raises:
             DataError: The process has ended or hangs, or its stream has raised.
         """
-        shard = self._in_flight[0]
+        shard = self._in_flight[0]["shard"]
         try:
             message = self.child.channel.receive(timeout)
         except ChannelClosedError as error:
@@ -126,39 +122,30 @@ class ShardProcess:
             )
         if (text := message.header.get("error")) is not None:
             raise DataError(text)
-        self._in_flight.popleft()
+        request = self._in_flight.popleft()
         self._send_due()
-        return shard, message
+        return request, message
 
     def _send_due(self) -> None:
         while self._due and len(self._in_flight) < _MOST_IN_FLIGHT:
             self._in_flight.append(self._due.popleft())
-            self._send({"shard": self._in_flight[-1]})
-
-    def _send(self, request: dict[str, Any]) -> None:
-        with contextlib.suppress(ChannelClosedError):  # seen when its answers are read
-            self.child.channel.send(request)
+            with contextlib.suppress(ChannelClosedError):  # seen when its answers are read
+                self.child.channel.send(self._in_flight[-1])
 
 
 def serve(channel: Channel, name: str, processes: int) -> None:
     """Reads shards of a stream, as one of so many processes, until the channel is closed."""
     message = channel.receive()
     assert message is not None
-    readers: dict[int, ShardReader] = {}
-    starts: dict[int, ShardStart] = {}
     try:
         samples = pickle.loads(message.arrays[0].tobytes())()[name].shards  # noqa: S301 - by our parent
+        readers: dict[int, ShardReader] = {}
         for request in _requests(channel):
-            if "starts" in request:
-                for shard, start in starts.items():  # of the epoch before, which was left at once
-                    readers[shard].begin(*start)
-                starts = dict(request["starts"])
-                for shard in starts.keys() - readers:
-                    readers[shard] = samples.reader(shard, processes)
-                continue
             shard = request["shard"]
-            if shard in starts:
-                readers[shard].begin(*starts.pop(shard))
+            if shard not in readers:
+                readers[shard] = samples.reader(shard, processes)
+            if "start" in request:
+                readers[shard].begin(*request["start"])
             _send_chunk(channel, readers[shard].chunk())
     except ChannelClosedError:
         return

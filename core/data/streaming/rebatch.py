@@ -94,6 +94,20 @@ def next_sample(batch: Any) -> int:
     return fingerprint(_slice_rows(_arrays(batch), 0, 1))
 
 
+def as_batch(batch: Any, rows: int) -> InputsAndTargets:
+    """A batch of so many samples, as arrays `[rows, ...]`.
+
+    Raises:
+        DataError: It has another number of samples.
+    """
+    parts = _arrays(batch)
+    if (length := _batch_size(parts)) != rows:
+        raise DataError(
+            f"a batch of the stream has {length} rows, expected {rows}, one for each sample."
+        )
+    return parts
+
+
 def _arrays(batch: Any, is_on_device: IsOnDevice = never_on_device) -> InputsAndTargets:
     """A batch with its leaves converted to arrays, except those on the device."""
 

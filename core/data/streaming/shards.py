@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 import time
 import warnings
@@ -32,7 +33,7 @@ _NO_SHARDS = (
     " torch's get_worker_info, as WebDataset does; or leave out `shards`."
 )
 
-_READ_AGAIN = (
+READ_AGAIN = (
     "data: a stream in shards was read again before this reading of it had ended, and the readers of its"
     " shards serve one reading. Make a stream for each use: call sample_stream for each."
 )
@@ -93,31 +94,30 @@ class ShardReader:
 
 
 class ShardReaders(Protocol):
-    """Readers of all shards of a stream."""
+    """Readers of the shards of a stream."""
 
-    def begin(self, starts: Sequence[ShardStart]) -> None:
-        """Starts an epoch of all shards, in their order."""
+    def begin(self, shard: int, start: ShardStart) -> None:
+        """Starts an epoch of a shard, or continues one."""
 
     def chunk(self, shard: int) -> Chunk:
-        """The next samples of a shard that has not ended."""
+        """The next samples of a shard that has begun and not ended."""
 
 
 class _LocalReaders:
-    """Readers of all shards in this process."""
+    """Readers of the shards in this process."""
 
     def __init__(self, samples: ShardedSamples) -> None:
-        self._readers = [samples.reader(shard) for shard in range(samples.shards)]
+        self._reader = functools.cache(samples.reader)
 
-    def begin(self, starts: Sequence[ShardStart]) -> None:
-        for reader, start in zip(self._readers, starts, strict=True):
-            reader.begin(*start)
+    def begin(self, shard: int, start: ShardStart) -> None:
+        self._reader(shard).begin(*start)
 
     def chunk(self, shard: int) -> Chunk:
-        return self._readers[shard].chunk()
+        return self._reader(shard).chunk()
 
 
 @dataclass
-class _Progress:
+class ShardProgress:
     """Progress in a shard: samples that were read ahead, and the last state with the samples since."""
 
     state: Any
@@ -126,10 +126,18 @@ class _Progress:
     is_last: bool = False
 
     def add(self, chunk: Chunk) -> None:
+        """Adds samples that were read."""
         self.samples.extend(chunk.samples)
         self.is_last = chunk.is_last
-        if chunk.state is not None:
+        if (
+            chunk.state is not None and chunk.samples
+        ):  # at the end, streams mean this epoch or the next
             self.state, self.since = chunk.state, 0
+
+    def next(self) -> Any:
+        """The next of the samples."""
+        self.since += 1
+        return self.samples.popleft()
 
 
 class ShardedSamples:
@@ -140,24 +148,33 @@ class ShardedSamples:
 
     Attributes:
         shards: Number of shards.
-        readers: Readers of the shards; None: this process reads them.
+        lengths: Samples of each shard; None where they are not known. If they are, global batches are those
+            of a `ShardSchedule` instead.
+        readers: Readers of the shards; this process, unless they are set.
+        reading: The reading by lengths that was begun last.
     """
 
-    def __init__(self, dataset: Any, shards: int) -> None:
+    def __init__(self, dataset: Any, shards: int, lengths: Sequence[int] | None = None) -> None:
         """Reads nothing.
 
         Raises:
-            DataError: The data set cannot be told a shard, or has not so many of them.
+            DataError: The data set cannot be told a shard, has not so many of them, or not so many lengths.
         """
         if shards < 1:
             raise DataError(
                 f"sources.sample_stream: shards: expected at least 1, received {shards}."
             )
-        self._dataset = dataset
+        if lengths is not None and (len(lengths) != shards or min(lengths) < 0 or not sum(lengths)):
+            raise DataError(
+                f"sample_stream: samples: expected one number for each of {shards} shards, received"
+                f" {lengths!r:.80}."
+            )
         self._make_shard = _shards_of(dataset, shards)
         self.shards = shards
-        self.readers: ShardReaders | None = None
-        self._progress: list[_Progress] = []
+        self.lengths = lengths
+        self.readers: ShardReaders = _LocalReaders(self)
+        self.reading: object = None
+        self._progress: list[ShardProgress] = []
         self._turn: deque[int] = deque()
         self._loaded: Mapping[str, Any] | None = None
 
@@ -168,29 +185,27 @@ class ShardedSamples:
 
     def __iter__(self) -> Iterator[Any]:
         """Starts the next epoch, or goes on with that of a loaded state."""
-        if self.readers is None:
-            self.readers = _LocalReaders(self)
         loaded, self._loaded = self._loaded, None
         starts = [(None, 0)] * self.shards if loaded is None else loaded["starts"]
         self._turn = deque(range(self.shards) if loaded is None else loaded["turn"])
-        self._progress = [_Progress(*start) for start in starts]
-        self.readers.begin(starts)
-        return self._samples(self.readers, self._turn)
+        self._progress = [ShardProgress(*start) for start in starts]
+        for shard, start in enumerate(starts):
+            self.readers.begin(shard, start)
+        return self._samples(self._turn)
 
-    def _samples(self, readers: ShardReaders, turn: deque[int]) -> Iterator[Any]:
+    def _samples(self, turn: deque[int]) -> Iterator[Any]:
         while turn:
             if turn is not self._turn:
-                raise DataError(_READ_AGAIN)
+                raise DataError(READ_AGAIN)
             shard = turn[0]
             progress = self._progress[shard]
             if not progress.samples and progress.is_last:
                 turn.popleft()
             elif not progress.samples:
-                progress.add(readers.chunk(shard))
+                progress.add(self.readers.chunk(shard))
             else:
-                progress.since += 1
                 turn.rotate(-1)
-                yield progress.samples.popleft()
+                yield progress.next()
 
     def state_dict(self) -> dict[str, Any] | None:
         """The shards in turn, and the position in each; None if a shard has no state."""

@@ -36,6 +36,11 @@ class ReadCount:
         self.samples += rows_of(batch)
         self.bytes += sum(_nbytes(leaf) for _, leaf in leaves(batch, "", lists=True))
 
+    def add_samples(self, samples: list[Any]) -> None:
+        """Counts samples of which no batch was made."""
+        self.samples += len(samples)
+        self.bytes += sum(_nbytes(leaf) for _, leaf in leaves(samples, "", lists=True))
+
 
 def _nbytes(leaf: Any) -> int:
     """Bytes of an array or tensor; 0 for anything else."""

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data.arrays import as_array, as_inputs_and_targets
+from isotrain.core.data.arrays import InputsAndTargets, as_array, as_inputs_and_targets
 from isotrain.core.data.collate import NO_SAMPLES, Collate, Collator
 from isotrain.core.data.pytree import leaves, map_tree
+from isotrain.core.data.streaming.rebatch import as_batch
 from isotrain.core.data.streaming.sample_streams import batches_of, is_iterable_dataset
 from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.stream_epoch import (
@@ -139,6 +140,11 @@ class BatchStream:
         self.notes: list[str] = []
         self.read_count = ReadCount()
 
+    @property
+    def is_read_apart(self) -> bool:
+        """Whether each process reads the shards that it needs, since their lengths are known."""
+        return self.shards is not None and self.shards.lengths is not None
+
     def __len__(self) -> int:
         """Number of samples per epoch; may read the first epoch to count them.
 
@@ -179,6 +185,16 @@ class BatchStream:
             raise DataError(NO_SAMPLES.format("the stream"))
         replaced = collator.replaced(collate)
         return BatchStream(self._read, self._samples, self._change, replaced, self.shards)
+
+    def batch_of(self, samples: list[Any]) -> InputsAndTargets:
+        """The batch that its `collate` makes of samples: arrays `[samples, ...]`.
+
+        Raises:
+            DataError: The batch has not a row for each sample.
+        """
+        assert self._collate is not None
+        batch = self._collate(samples)
+        return as_batch(batch if self._change is None else self._change(batch), len(samples))
 
     def _batched(self, size: int) -> Batched | None:
         """Function that makes batches of `size` samples, if the stream yields samples; else None."""

@@ -143,7 +143,7 @@ class DataLoaders:
         self._shares_cores = plan.backend_config.device == "cpu"
         self._group = group
         self._collate = collate_of(spec)
-        self._local_rank, self._local_world_size = context.local_rank, context.local_world_size
+        self._context = context
         self._loaders: dict[tuple[int, int | None], Loader] = {}
         """Loaders of validation sets by `id` and number of parts, with their workers."""
         self._training_loader: Loader | None = None
@@ -168,15 +168,31 @@ class DataLoaders:
             return self._order.steps_per_epoch
         return steps_per_epoch(samples, self._global_batch_size, spec.drop_remainder)
 
-    @property
-    def data_read(self) -> dict[str, int]:
-        """Samples and bytes that this host has read of the training stream; empty for data by position."""
-        train = self.data.train
-        if not isinstance(train, BatchStream):
+    def data_read(self) -> dict[str, dict[str, int]]:
+        """Samples and bytes that each host has read of the training stream; empty for data by position.
+
+        Collective.
+        """
+        if not isinstance(self.data.train, BatchStream):
             return {}
-        readers = self._local_world_size if self._host_reader is None else 1
-        count = train.read_count
-        return {"samples": count.samples * readers, "bytes": count.bytes * readers}
+        count = self.data.train.read_count
+        sessions = [each for each in self._context.processes if each.has_session]
+        table = np.zeros((len(sessions), 2))
+        table[[each.rank for each in sessions].index(self._context.rank)] = (
+            count.samples,
+            count.bytes,
+        )
+        rows = np.reshape(self._group.all_reduce_max(table.ravel().tolist()), table.shape)
+        read: dict[str, dict[str, int]] = {}
+        for process, (samples, size) in zip(sessions, rows.astype(int).tolist(), strict=True):
+            host = read.setdefault(process.host, {"samples": 0, "bytes": 0})
+            if self._host_reader is None:
+                host["samples"] += samples
+                host["bytes"] += size
+            else:  # each has the reader's count, as of the last batch that it was sent
+                samples, size = max(samples, host["samples"]), max(size, host["bytes"])
+                host.update(samples=samples, bytes=size)
+        return read
 
     def notes(self) -> list[str]:
         """Plan notes on the data and on worker processes, without repeats."""
@@ -250,8 +266,8 @@ class DataLoaders:
         settings = self._workers_of_host(source)
         if settings is None:
             return None
-        count, rest = divmod(settings.count, self._local_world_size)
-        count = max(count + (self._local_rank < rest), min(settings.count, 1))
+        count, rest = divmod(settings.count, self._context.local_world_size)
+        count = max(count + (self._context.local_rank < rest), min(settings.count, 1))
         return replace(settings, count=count, timeout=0.9 * self._spec.timeouts.progress)
 
     def _training(

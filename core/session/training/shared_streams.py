@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,14 +33,17 @@ def share_streams(
         return data, None
     host = context.local_process.host
     hosts = list(dict.fromkeys(process.host for process in context.processes))
-    local = [each.rank for each in context.processes if each.host == host and each.has_session]
+    local = [each for each in context.processes if each.host == host and each.has_session]
+    replicas: Sequence[int] = range(group.replicas)
+    if group.replicas == context.replicas:  # else some of a device mesh share their samples
+        replicas = sorted({replica for each in local for replica in each.replicas})
     token = f"{Consensus(group).shared_token()}-{hosts.index(host)}"
     limits = {
         "start_seconds": spec.timeouts.start,
         "timeout": 0.9 * spec.timeouts.progress,
     }
-    reader = HostReader(token, len(local), **limits)
-    if context.rank == local[0]:
+    reader = HostReader(token, len(local), replicas, **limits)
+    if context.rank == local[0].rank:
         others = dict.fromkeys(type(spec).model_fields.keys() - _FIELDS)
         load = functools.partial(load_streams, spec.model_copy(update=others))
         reader.start(load, spec.loader.workers)

@@ -87,7 +87,7 @@ def starter_of_stuck(channel: Channel) -> None:
     """Starts a reader, and tells its process id once it is stuck."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pid"
-        reader = HostReader(secrets.token_hex(8), 1, start_seconds=60.0, timeout=300.0)
+        reader = HostReader(secrets.token_hex(8), 1, [0], start_seconds=60.0, timeout=300.0)
         reader.start(functools.partial(stuck, str(file)))
         batches = loader(SharedStream("train", reader))
         threading.Thread(target=list, args=(batches,), daemon=True).start()
@@ -143,6 +143,16 @@ def counted(kind: str) -> dict[str, BatchStream]:
         "hanging": lambda: hanging_shard,
     }[kind]()
     return {"train": sample_stream(data, samples=sum(COUNTS), shards=len(COUNTS))}
+
+
+def scheduled(folder: str) -> dict[str, BatchStream]:
+    """The same as `counted("asking")` with known lengths; the shards that are read are noted as files."""
+
+    def shard(index: int, shards: int) -> Iterator[Any]:
+        (Path(folder) / str(index)).touch()
+        yield from counted_shard(index, shards)
+
+    return {"train": sample_stream(shard, samples=COUNTS)}
 
 
 def killed_shard(shard: int, shards: int) -> Iterator[Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from helpers.waiting import wait_until
 from unit.data import reader_programs
 from unit.data.stream_samples import INPUTS, kept, loader
 
-from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
+from isotrain.core.data.host_reader.host_reader import SharedStream
 from isotrain.core.data.host_reader.shard_processes import ShardProcesses
 from isotrain.core.data.sources import sample_stream
 from isotrain.core.data.streaming.shards import ShardedSamples
@@ -27,26 +26,6 @@ from isotrain.core.data.workers.child_process import ChildProcess, close_all
 from isotrain.core.errors import DataError, PeerLostError
 
 Connect = Callable[..., list[SharedStream]]
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Starts a reader, and gives the streams of so many "processes" of its host."""
-    readers: list[HostReader] = []
-
-    def connect(
-        load: Callable[[], Any], processes: int = 1, shard_processes: int = 1
-    ) -> list[SharedStream]:
-        token = secrets.token_hex(8)
-        limits = {"start_seconds": 60.0, "timeout": 300.0}
-        made = [HostReader(token, processes, **limits) for _ in range(processes)]
-        made[0].start(load, shard_processes)
-        readers.extend(made)
-        return [SharedStream("train", each) for each in made]
-
-    yield connect
-    for each in readers:
-        each.close()
 
 
 def targets_of(batch: Any) -> Any:
@@ -314,7 +293,8 @@ def test_a_process_of_shards_that_hangs_is_named_with_its_stack(
     pickled = cloudpickle.dumps(functools.partial(reader_programs.counted, "hanging"))
     processes = ShardProcesses(pickled, "train", 2)
     try:
-        processes.begin([(None, 0)] * 3)
+        processes.begin(0, (None, 0))
+        processes.begin(1, (None, 0))
         assert len(processes.chunk(1).samples) == 1  # it has started
         processes.timeout = 1.0
         with pytest.raises(
