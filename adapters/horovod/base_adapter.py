@@ -41,8 +41,9 @@ _BUILD_VARIABLES = {"mpi": "ISOTRAIN_HOROVOD_MPI=1 ", "nccl": "HOROVOD_GPU_OPERA
 """Environment variables with which Horovod is built with a collective that is off by default."""
 COMPRESSIONS = ("none", "fp16")
 _FP16_BYTES = 2
-REPLICATED = REPLICATED_CAPABILITIES.with_changes(
-    lacks={Capability.BFLOAT16_COLLECTIVES: "Horovod has no bfloat16: it is sent as float32"}
+_REPLICATED = REPLICATED_CAPABILITIES.with_changes(
+    has={Capability.ORDERED_SUMS},
+    lacks={Capability.BFLOAT16_COLLECTIVES: "Horovod has no bfloat16: it is sent as float32"},
 )
 FRESH_UNDER_MPI = StartMethod(why_fresh="this Horovod was built with MPI, which cannot be forked")
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
@@ -57,7 +58,7 @@ class Horovod(TcpParameterServer):
         "mpi": "for processes started by mpirun, if Horovod was built with MPI",
         "nccl": "NVIDIA's collectives, if Horovod was built with NCCL",
     }
-    capabilities = layout_capabilities(REPLICATED)
+    capabilities = layout_capabilities(_REPLICATED)
     replicated_options = frozenset({"compression", "groups"})
     options = {
         "compression": "none, or fp16: gradients are sent as float16",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.horovod import build_info
-from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, REPLICATED, Horovod
+from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.torch.base_adapter import TorchAdapter
-from isotrain.plugin import BackendConfig, Capability, DeviceKind, ProcessContext, StartMethod
+from isotrain.plugin import BackendConfig, DeviceKind, ProcessContext, StartMethod
 
 if TYPE_CHECKING:
     from isotrain.adapters.torch.comm.base import Communicator
@@ -22,7 +21,6 @@ class HorovodTorch(TorchAdapter, Horovod):
     name = "horovod-torch"
     packages = (build_info.DISTRIBUTION, "torch", "keras")
     summary = "Horovod under PyTorch, one process per replica"
-    capabilities = layout_capabilities(REPLICATED.with_changes(has={Capability.ORDERED_SUMS}))
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         if self._has_mpi_build():

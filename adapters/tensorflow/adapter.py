@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 _BUCKET_OPTION = "bucket_bytes"
 _MIRRORED = Capabilities.none("every replica of a MirroredStrategy has a copy of each variable")
-_REPLICATED = REPLICATED_CAPABILITIES.with_changes(has={Capability.BFLOAT16_COLLECTIVES})
+_REPLICATED = REPLICATED_CAPABILITIES.with_changes(
+    has={Capability.BFLOAT16_COLLECTIVES, Capability.ORDERED_SUMS}
+)
 
 
 class _TFDistribute(TensorFlowAdapter):
@@ -106,7 +108,9 @@ class _TFDistribute(TensorFlowAdapter):
         from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
         from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 
-        distribution.use_threads(backend_config.threads * len(context.local_replicas))
+        # kernels divide sums by the number of threads
+        replicas = 1 if spec.reproducible else len(context.local_replicas)
+        distribution.use_threads(backend_config.threads * replicas)
         if context.replicas == 1:
             gpu.use_local_gpu(backend_config, context)
             single = SingleReplicaCommunicator(*context.local_replicas)

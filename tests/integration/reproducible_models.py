@@ -75,6 +75,33 @@ def dropping() -> Any:
     return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
+def functionally_dropping() -> Any:
+    """With a layer that draws without a generator of its own."""
+    import keras
+
+    class Drop(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return keras.random.dropout(x, 0.3)
+
+    layers = keras.layers
+    return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), Drop(), layers.Dense(10)])
+
+
+def everything() -> Any:
+    """Masked words, dropout, and batch normalization over each part."""
+    import keras
+
+    layers = keras.layers
+    hidden = [
+        layers.Embedding(10, 12, mask_zero=True),
+        layers.Dropout(0.2),
+        layers.Dense(8, "relu"),
+    ]
+    return keras.Sequential(
+        [keras.Input((9,)), *hidden, layers.BatchNormalization(), layers.Dense(10)]
+    )
+
+
 def lstm() -> Any:
     import keras
 
@@ -130,6 +157,12 @@ CASES: dict[str, dict[str, Any]] = {
     "tagger": SPEC | {"model": tagger, "data": words, "metrics": ["sparse_categorical_accuracy"]},
     "dropout": SPEC | {"model": dropping, "random_layers": "per-sample"},
     "float64": SPEC | {"model": mlp, "precision": "float64"},
+}
+EVERYTHING = SPEC | {
+    "model": everything,
+    "data": words,
+    "metrics": ["sparse_categorical_accuracy"],
+    "random_layers": "per-sample",
 }
 NATIVE: dict[str, dict[str, Any]] = {
     "module": SPEC | {"model": {"torch": module}, "global_batch_size": 16}

@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.reproducible_models import CASES, NATIVE
+from integration.reproducible_models import (
+    CASES,
+    EVERYTHING,
+    NATIVE,
+    SPEC,
+    functionally_dropping,
+)
 from integration.session_specs import spec
 
 import isotrain
@@ -166,6 +172,46 @@ def test_the_plan_has_one_thread_and_the_bytes_of_an_all_reduce() -> None:
 )
 def test_torch_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
     _require_same_bits(CASES | NATIVE, backend, counts)
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+@pytest.mark.features
+@pytest.mark.parametrize(
+    ("backend", "counts"),
+    [("tf-mirrored", (1, 2, 3, 4, 8)), ("tf-multiworker", (1, 3)), ("horovod-tf", (1, 3))],
+)
+def test_tensorflow_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
+    _require_same_bits(CASES, backend, counts)
+
+
+@pytest.mark.slow
+def test_tensorflow_has_the_same_bits_for_three_replicas() -> None:
+    """A model that needs the most: uneven parts, loss denominators, moving statistics and noise."""
+    _require_same_bits({"everything": EVERYTHING}, "tf-mirrored", (1, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.features
+def test_a_killed_run_goes_on_with_another_number_of_replicas_on_tensorflow(tmp_path: Path) -> None:
+    policy = {"every_steps": 2, "background": False}
+    fields = EVERYTHING | {"epochs": 6, "checkpoint": policy}
+    options: dict[str, Any] = {"backend": "tf-multiworker", "on_event": lambda event: None}
+    whole = isotrain.run(fields, replicas=2, output=tmp_path / "whole", **options)
+    killed: dict[str, Any] = {**options, "output": tmp_path / "killed"}
+    with pytest.raises(isotrain.IsotrainError):
+        isotrain.launch(until_killed, fields, replicas=3, **killed)
+    resumed = isotrain.run(fields, replicas=1, resume="auto", **killed)
+    assert not differing(whole.weights, resumed.weights)
+    assert whole.history == resumed.history
+
+
+@pytest.mark.slow
+def test_tensorflow_refuses_draws_by_replica(tmp_path: Path) -> None:
+    fields = SPEC | {"model": functionally_dropping}
+    options: dict[str, Any] = {"output": tmp_path / "run", "on_event": lambda event: None}
+    with pytest.raises(isotrain.IsotrainError, match=r"reproducible: the operation .* by replica"):
+        isotrain.run(fields, backend="tf-mirrored", replicas=1, **options)
 
 
 def _require_same_bits(

@@ -173,7 +173,8 @@ class StrategyCommunicator(Communicator):
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        return context.all_gather(tf.expand_dims(tensor, 0), axis=0)
+        gathered = context.all_gather(tf.expand_dims(tensor, 0), axis=0)
+        return tf.ensure_shape(gathered, [self.replicas, *tensor.shape])
 
 
 def in_buckets(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import operator
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self.replicas = communicator.replicas
         self.local_replicas = communicator.local_replicas
         self._holder = holder or strategy
+        if spec.reproducible:  # it makes one sum of several, in another order
+            tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
         self._trainer = self._build(spec, self._holder.scope)
         if isinstance(holder, InitialValues):
             holder.broadcast()
@@ -92,6 +97,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         on_host = not gpu.are_used()
         self._host_dtypes = {*_INTEGER_DTYPES, self._rate_dtype} if on_host else set()
         self._is_optimizer_sharded = False
+        self._has_denominators: bool | None = None
         self._is_first = True
         if not spec.updates:
             self._take_trainer(self._trainer)
@@ -294,6 +300,77 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         with self._trainer.update.learning_rate(rate):
             self._traced.on_replicas(replica)
+
+    def part_sums(self, batch: Batch) -> Iterator[list[list[tf.Tensor]]]:
+        padded = _padded(batch, -(-(self._spec.parts or 1) // self.replicas))
+        if self._has_denominators is None:
+            self._has_denominators = bool(self.step_notes(padded))
+        totals = tf.ones(1, tf.float64)
+        if self._has_denominators:
+            totals = self._on_batch("denominators", self._trace_denominators, padded)[0]
+        for index in range(max(map(len, batch.slices))):
+            moves = tf.constant(index == 0)
+            yield self._on_batch("part", self._trace_part, _part(padded, index), totals, moves)
+
+    def _trace_denominators(
+        self, has_placeholders: bool, micro_batches: MicroBatches, weights: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Traces sums of loss denominators and weights over the global batch: float64, `[losses + 1]`."""
+
+        def replica(position: int) -> tf.Tensor:
+            rows = self._trainer.loss_denominators(micro_batches[position], weights[position])
+            by_replica = self._communicator.all_gather(rows)
+            ordered = tf.unstack(tf.reshape(by_replica, [-1, rows.shape[1]]))
+            return functools.reduce(operator.add, ordered)
+
+        return self._traced.on_replicas(replica)
+
+    def _trace_part(
+        self,
+        has_placeholders: bool,
+        micro_batches: MicroBatches,
+        weights: tf.Tensor,
+        totals: tf.Tensor,
+        moves: tf.Tensor,
+    ) -> list[list[tf.Tensor]]:
+        """Traces `part_sums` of one micro-batch of each local replica; arguments as in the trainer's."""
+        return self._traced.on_replicas(
+            lambda position: self._trainer.part_sums(
+                micro_batches[position], weights[position], has_placeholders, totals, moves
+            ),
+            trains=True,
+        )
+
+    def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[tf.Tensor]]]:
+        self._trainer.metrics.ensure_built()
+        rows = max(map(len, batch.slices))
+        padded = _padded(batch, rows)
+        for index in range(rows):
+            yield self._traced.on_counts(self._trace_evaluation_part, _part(padded, index))
+
+    def _trace_evaluation_part(
+        self, has_placeholders: bool, micro_batches: MicroBatches, counts: tf.Tensor
+    ) -> list[list[tf.Tensor]]:
+        """Traces `evaluation_part_sums` of one micro-batch of each local replica."""
+
+        def replica(position: int) -> list[tf.Tensor]:
+            trainer = self._trainer
+            with trainer.metrics.measuring("evaluation") as sums:
+                trainer.evaluate(micro_batches[position], counts[position], has_placeholders)
+            return sums
+
+        return self._traced.on_replicas(replica)
+
+    def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[tf.Tensor]]) -> None:
+        def trace(per_replica: list[list[tf.Tensor]]) -> None:
+            def replica(position: int) -> None:
+                is_counted = self._communicator.replica_index() == 0
+                self._trainer.add_part_sums(phase, per_replica[position], is_counted)
+
+            self._traced.on_replicas(replica)
+
+        if any(sums):
+            self._traced.function(("add part sums", phase), trace)([list(each) for each in sums])
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         self._is_optimizer_sharded = True
@@ -575,6 +652,20 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         if self._late_metric_state:
             self._write_late_metric_state(batch)
         return self._traced.on_batch(name, trace, batch, *tensors)
+
+
+def _padded(batch: Batch, rows: int) -> Batch:
+    """The batch with as many slices for each local replica, of which those added have no weight."""
+    slices = (
+        (*each, *[replace(each[-1], count=0, weight=0.0)] * (rows - len(each)))
+        for each in batch.slices
+    )
+    return replace(batch, slices=tuple(slices))
+
+
+def _part(batch: Batch, index: int) -> Batch:
+    """The batch with one slice of each local replica."""
+    return replace(batch, slices=tuple((each[index],) for each in batch.slices))
 
 
 def _copy_averaged(replica: TensorFlowReplica) -> list[tf.Tensor]:

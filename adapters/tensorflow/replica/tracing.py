@@ -108,7 +108,7 @@ class TracedFunctions:
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
         return function(*_leaves(batch), self._tensor_of(weights), *tensors, *values)
 
-    def on_counts(self, trace: Callable[..., Any], batch: Batch) -> None:
+    def on_counts(self, trace: Callable[..., Any], batch: Batch) -> Any:
         """Calls the traced form of `trace(has_placeholders, micro_batches, counts)` on a batch."""
         counts = tuple(
             [tuple([micro_batch.count for micro_batch in slices]) for slices in batch.slices]
@@ -119,7 +119,7 @@ class TracedFunctions:
         key = ("evaluate", varies, structure, len(counts[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
         values = self._values(batch, "evaluation")
-        function(*_leaves(batch), self._tensor_of(counts), *values)
+        return function(*_leaves(batch), self._tensor_of(counts), *values)
 
     def on_inputs(self, trace: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
         """Calls the traced form of `trace(inputs)` on the inputs of each local replica."""

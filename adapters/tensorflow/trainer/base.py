@@ -322,6 +322,69 @@ class ReplicaTrainer:
         self.step.set_slice(0, None, False)
         self.metrics.update("train", micro_batch[1], self._compute[True](*micro_batch)[1])
 
+    def loss_denominators(
+        self, micro_batches: Sequence[MicroBatch], weights: tf.Tensor
+    ) -> tf.Tensor:
+        """Denominators of losses with such, and weights: float64, shape `[micro_batches, losses + 1]`.
+
+        Args:
+            micro_batches: The replica's micro-batches.
+            weights: Weight of each, shape `[micro_batches]`; 0 for a placeholder, whose denominators are 0.
+        """
+        rows = []
+        for index, micro_batch in enumerate(micro_batches):
+            self.step.set_slice(index, weights[index], True)
+            rows.append(tf.cast(self._loss_denominators(micro_batch), tf.float64))
+        column = weights[:, tf.newaxis]
+        return tf.concat([tf.stack(rows) * tf.cast(column > 0, tf.float64), column], 1)
+
+    def part_sums(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        weights: tf.Tensor,
+        has_placeholders: bool,
+        totals: tf.Tensor,
+        moves: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Computes what a micro-batch adds to the sums of a step, as `OrderedSumsGroup.part_sums`.
+
+        Args:
+            micro_batches: The micro-batch, a sequence of one.
+            weights: Its fraction of the global batch, shape `[1]`.
+            has_placeholders: Whether it may be a placeholder, which has weight 0.
+            totals: Sums of `loss_denominators` over all micro-batches, `[losses + 1]`, where losses have any.
+            moves: Whether counters and seeds move on, a scalar.
+
+        Returns:
+            Gradients, loss, weighted moving statistics, and sums of metrics, of any shapes.
+        """
+        changing = self._changing_statistics
+        statistics = set(map(id, changing))
+        counters = [each for each in self._self_updating if id(each) not in statistics]
+        with (
+            undo_where(tf.constant(True), changing),
+            undo_where(tf.logical_not(moves), counters),
+            self.metrics.measuring("train") as sums,
+        ):
+            loss, gradients = self.contribution(
+                micro_batches, weights, has_placeholders, lambda _: totals
+            )
+            weighted = self.weighted_statistics(weights[0])
+        return [*self.update.unscaled(gradients), loss, *weighted, *sums]
+
+    def add_part_sums(self, phase: Phase, sums: Sequence[tf.Tensor], is_counted: bool) -> None:
+        """Sets moving statistics and adds sums to metrics, as `OrderedSumsGroup.add_part_sums`.
+
+        Args:
+            phase: Phase of the metrics.
+            sums: Sums of what follows the loss in `part_sums`, or of an evaluation's losses and metrics.
+            is_counted: Whether the metrics of this replica get the sums.
+        """
+        count = len(self._changing_statistics) if phase == "train" else 0
+        self.agree_on_statistics(sums[:count])
+        if is_counted:
+            self.metrics.add_sums(phase, sums[count:])
+
     def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
         """Denominators of a micro-batch's losses, shape `[losses]`; changes no state.
 
@@ -470,7 +533,7 @@ class ReplicaTrainer:
 
     def agree_on_statistics(self, values: Sequence[tf.Tensor]) -> None:
         """Assigns the moving statistics that steps change, values of their shapes and dtypes."""
-        assign_all(self._changing_statistics, values)
+        assign_all(self._changing_statistics[: len(values)], values)
 
     def evaluate(
         self, micro_batches: Sequence[MicroBatch], counts: tf.Tensor, has_placeholders: bool

@@ -7,7 +7,7 @@ replica that is traced; the constructor, `shown` and `unbuilt` are not traced.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import losses as keras_losses
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras.losses import Losses
-from isotrain.adapters.tensorflow.base.variables import flatten, value_of
+from isotrain.adapters.tensorflow.base.variables import assign_all, flatten, value_of
 from isotrain.adapters.tensorflow.trainer.loss import evaluated_rows
 from isotrain.adapters.tensorflow.trainer.state import native
 from isotrain.plugin import Component, Phase, SpecError, TrainingSpec
@@ -200,6 +200,27 @@ class MetricCollection:
         for variable, part in zip(variables, parts, strict=True):
             part = tf.reshape(part, variable.shape)
             variable.assign(value_of(variable) + tf.cast(part, variable.dtype))
+
+    @contextlib.contextmanager
+    def measuring(self, phase: Phase) -> Iterator[list[tf.Tensor]]:
+        """Context whose list has, on exit, what was added to the sums of a phase, which stay."""
+        variables = self._sums(phase)
+        before = [value_of(variable) for variable in variables]
+        assign_all(variables, list(map(tf.zeros_like, before)))
+        added: list[tf.Tensor] = []
+        yield added
+        added += map(value_of, self._sums(phase))
+        assign_all(variables, before)
+
+    def add_sums(self, phase: Phase, sums: Sequence[tf.Tensor]) -> None:
+        """Adds tensors from `measuring` to this replica's sums of a phase."""
+        for variable, addend in zip(self._sums(phase), sums, strict=True):
+            variable.assign(value_of(variable) + addend)
+
+    def _sums(self, phase: Phase) -> list[tf.Variable]:
+        """Sums of a phase, of any shape: those of the metrics, and of the evaluation loss."""
+        losses = [] if phase == "train" else [self._evaluation_loss]
+        return [*losses, *self.accumulators(phase)]
 
     def variables(self, phase: Phase) -> list[Any]:
         """Accumulators of a phase's metrics, as Keras variables."""

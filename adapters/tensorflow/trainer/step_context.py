@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters.common.sample_draws import REFUSAL, DrawKeys
+from isotrain.adapters.common.sample_draws import REFUSAL, REFUSAL_WITH_REPRODUCIBLE, DrawKeys
 from isotrain.adapters.common.step_context import CommonStepContext
 from isotrain.adapters.tensorflow.base.recompute import operations, operations_since
 from isotrain.adapters.tensorflow.base.sample_draws import TensorFlowPassDraws
@@ -20,7 +20,7 @@ from isotrain.plugin import Batch, Phase, SpecError, TrainingSpec
 _FIRST_EVALUATION = 1 << 31
 """Word of the first step of an evaluation: no step of the training has it."""
 _RANDOM = re.compile("Random|Rng|Multinomial|Normal")
-"""Names of stateful operations that draw random numbers."""
+"""Names of operations that draw random numbers."""
 
 
 class TensorFlowStepContext(CommonStepContext):
@@ -103,9 +103,11 @@ class TensorFlowStepContext(CommonStepContext):
     def refusing_other_draws(self, inputs: Any) -> Iterator[None]:
         before = operations()
         yield
+        refusal = REFUSAL if self.draw_keys else REFUSAL_WITH_REPRODUCIBLE
         for operation in operations_since(before):
-            if operation.op_def.is_stateful and _RANDOM.search(operation.type):
-                raise SpecError(REFUSAL.format(f"the operation {operation.name}"))
+            is_seeded = operation.op_def.is_stateful or self.draw_keys is None
+            if is_seeded and _RANDOM.search(operation.type):
+                raise SpecError(refusal.format(f"the operation {operation.name}"))
 
     def all_gather(self, x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         self.require_collective("all_gather")
