@@ -34,6 +34,7 @@ from isotrain.core.contracts.backend.computations import unflatten as unflatten
 from isotrain.core.contracts.backend.frozen_model import FrozenModel as FrozenModel
 from isotrain.core.contracts.backend.group_hooks import LayerTrait as LayerTrait
 from isotrain.core.contracts.backend.group_hooks import Trait as Trait
+from isotrain.core.contracts.backend.group_protocols import ActionTimingGroup as ActionTimingGroup
 from isotrain.core.contracts.backend.group_protocols import CompressingGroup as CompressingGroup
 from isotrain.core.contracts.backend.group_protocols import CompressionMethod as CompressionMethod
 from isotrain.core.contracts.backend.group_protocols import ExportingGroup as ExportingGroup
@@ -142,6 +143,8 @@ from isotrain.core.parameter_server.work_queue import WorkItem as WorkItem
 from isotrain.core.parameter_server.worker_pool import WorkerLiveness as WorkerLiveness
 from isotrain.core.parameter_server.worker_pool import WorkerPool as WorkerPool
 from isotrain.core.parameter_server.worker_pool import WorkResult as WorkResult
+from isotrain.core.pipeline.action_timer import EXPOSED_EXCHANGE as EXPOSED_EXCHANGE
+from isotrain.core.pipeline.action_timer import ActionTimer as ActionTimer
 from isotrain.core.pipeline.actions import Action as Action
 from isotrain.core.pipeline.actions import Transfer as Transfer
 from isotrain.core.pipeline.actions import stage_actions as stage_actions

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from isotrain.analysis.pages.timeline import Span
 from isotrain.core.json_format import json_page
+from isotrain.core.system.trace_events import Span
 
 FORMAT = 1
 COMPARISON_FILE = "comparison.json"

@@ -20,10 +20,10 @@ from isotrain.analysis.compare.records import (
     Repeat,
     difference,
 )
-from isotrain.analysis.pages.timeline import Span
 from isotrain.core.contracts.plan import plain_differences
 from isotrain.core.json_records import value
 from isotrain.core.pipeline.schedules import PipelineShape, pipeline_bubble
+from isotrain.core.system.trace_events import Span
 
 _FORWARD = "forward"
 _PASSES = (_FORWARD, "backward")
@@ -37,7 +37,7 @@ _WAITING = (
 def idle_notes(timeline: Sequence[Span], replicas: int) -> list[str]:
     """A note on the measured and predicted pipeline bubble of a typical step; empty without stages."""
     taken = [span for span in timeline if span.name in (*_PASSES, *_BETWEEN)]
-    if not taken:
+    if not any(span.name in _BETWEEN for span in taken):
         return []
     tracks = [[s for s in taken if s.track == track] for track in {span.track for span in taken}]
     length = max(own[-1].start_s + own[-1].seconds - own[0].start_s for own in tracks)

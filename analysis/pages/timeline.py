@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from isotrain.analysis.pages.canvas import (
@@ -16,6 +15,7 @@ from isotrain.analysis.pages.canvas import (
     shortened,
 )
 from isotrain.analysis.pages.units import Unit, tick
+from isotrain.core.system.trace_events import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,23 +26,6 @@ _LANE = 15
 _HEADING = 30
 _GAP = 5
 _FOOT = 52
-
-
-@dataclass(frozen=True)
-class Span:
-    """One span of a time line.
-
-    Attributes:
-        track: Process that does it, such as `rank 0`.
-        name: Activity: of a step `input`, `step` (in pipeline runs the stage's actions instead), `device`.
-        start_s: Start in seconds after the start of the time line.
-        seconds: Duration in seconds.
-    """
-
-    track: str
-    name: str
-    start_s: float
-    seconds: float
 
 
 def length(spans: Sequence[Span]) -> float:

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from isotrain.analysis.pages.timeline import Span
 from isotrain.core.contracts.events import (
     Evaluating,
     Event,
@@ -32,6 +31,7 @@ from isotrain.core.launching.run_directory.run_directory import (
 )
 from isotrain.core.launching.run_directory.run_listing import RunSummary, summarize_run
 from isotrain.core.results.result import History, RunResult, read_history, read_result
+from isotrain.core.system.trace_events import Span
 
 _EVALUATION = "validation_"
 

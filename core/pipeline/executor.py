@@ -56,7 +56,8 @@ class ExecutedAction:
     """An action with its measured time.
 
     Attributes:
-        name: `forward`, `backward`, `send`, or `wait` for the tensors of another stage.
+        name: `forward`, `backward`; in pipeline runs `send`, or `wait` for the tensors of another stage; else
+            `exposed exchange` (waiting for collectives while nothing is computed), `update`.
         begin: Start time by `time.perf_counter`, in seconds.
         end: End time by `time.perf_counter`, in seconds.
     """

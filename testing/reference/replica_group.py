@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from isotrain.plugin import (
+    EXPOSED_EXCHANGE,
     MODEL_STATE,
+    ActionTimer,
     Batch,
     Computation,
+    ExecutedAction,
     LayerTrait,
     Phase,
     Reduction,
@@ -101,6 +104,7 @@ class ReferenceGroup(ReplicaGroup):
         self._gradient_norm: Array | None = None
         self._is_sharded = False
         self._kept: list[Array] | None = None
+        self._timer: ActionTimer | None = None
         weights = self._trainer.part("trainable") + self._trainer.part("statistics")
         unflatten_into(communicator.all_gather(flatten(weights))[0], weights)
 
@@ -171,6 +175,18 @@ class ReferenceGroup(ReplicaGroup):
     ) -> list[Any]:
         options = {} if static is None else {"static": static}
         return [computation(self._replica(), *(value for (value,) in values), **options)]
+
+    def enable_action_timing(self) -> None:
+        if self._timer is None:
+            self._timer = timer = ActionTimer(self)
+            timer.time_calls(self._trainer, "_losses", "forward")
+            timer.time_calls(self._trainer, "_forward_and_backward", "backward")
+            if self.replicas > 1:
+                timer.time_calls(self, "compute", EXPOSED_EXCHANGE)
+            timer.time_calls(self, "apply_gradients", "update")
+
+    def last_actions(self) -> Sequence[ExecutedAction]:
+        return () if self._timer is None else self._timer.executed
 
     def evaluation_step(self, batch: Batch) -> None:
         self._trainer.evaluate(batch.slices[0])

@@ -13,7 +13,7 @@ from integration.checkpoint_reads import restore_own
 from integration.pipeline_models import data, even, modules, sequential, skipping, written
 
 import isotrain
-from isotrain.core.contracts.backend.group_protocols import PipelineGroup
+from isotrain.core.contracts.backend.group_protocols import ActionTimingGroup
 from isotrain.core.contracts.state import StateKind
 from isotrain.core.pipeline.partition import PipelineSplit
 from isotrain.core.session.weights.weights_file import WEIGHTS
@@ -98,14 +98,14 @@ def under_way(communicator: Any) -> list[int]:
 def followed(session: isotrain.Session, name: str = "") -> dict[str, Any]:
     """Trains and evaluates; what each process then has."""
     group = session.group
-    if isinstance(group, PipelineGroup):
+    if isinstance(group, ActionTimingGroup):
         group.enable_action_timing()
     communicator = getattr(group, "communicator", None)
     kept = under_way(communicator) if hasattr(communicator, "pending_sends") else []
     found = train(session)
     evaluated, state = session.evaluate(), session.read_state(("optimizer",))
     found["sending"] = max(kept, default=0)
-    actions = group.last_actions() if isinstance(group, PipelineGroup) else ()
+    actions = group.last_actions() if isinstance(group, ActionTimingGroup) else ()
     found["taken"] = [(each.name, each.begin, each.end) for each in actions]
     return {**found, "evaluated": evaluated, "train": session.metrics(), "slots": state}
 

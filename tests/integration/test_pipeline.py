@@ -37,8 +37,8 @@ from integration.pipeline_tasks import (
 
 import isotrain
 from isotrain.analysis.compare import summary
-from isotrain.analysis.pages.timeline import Span
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+from isotrain.core.system.trace_events import Span
 from isotrain.testing.check_context import assert_same
 from isotrain.testing.consecutive_sessions import Work
 

@@ -33,6 +33,21 @@ def test_steps_of_rank_0_are_traced(tmp_path: Path, first: int, steps: int, expe
     assert "Self CPU" in (folder / "summary.txt").read_text()
 
 
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_profiled_steps_have_a_time_line(tmp_path: Path, backend: str) -> None:
+    launch(training, tmp_path, 2, backend, profile={"first_step": 2, "steps": 3})
+    page = json.loads((tmp_path / "run" / "profile" / "rank-0" / "steps.json").read_text())
+    spans = [each for each in page["traceEvents"] if each["ph"] == "X"]
+    actions = ["forward", "backward", "exposed exchange", "update"]
+    assert [each["name"] for each in spans] == [
+        name for step in (2, 3, 4) for name in (f"step {step}", *actions)
+    ]
+    whole, *parts = spans[:5]
+    assert all(whole["ts"] <= each["ts"] for each in parts)
+    end = parts[-1]["ts"] + parts[-1]["dur"]
+    assert end == pytest.approx(whole["ts"] + whole["dur"])
+
+
 @pytest.mark.parametrize(
     ("profile", "message"),
     [

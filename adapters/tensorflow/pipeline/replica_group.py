@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.tensorflow.pipeline.modules import split_model
 from isotrain.adapters.tensorflow.pipeline.stage import PipelineContext, TensorFlowStageWork
 from isotrain.adapters.tensorflow.pipeline.weights import StageWeights
+from isotrain.adapters.tensorflow.replica.action_times import ActionTimes
 from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.replica.tracing import MicroBatches, Weights, row
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
@@ -28,7 +28,6 @@ from isotrain.plugin import (
     MODEL_STATE,
     Action,
     Batch,
-    ExecutedAction,
     ModelProfile,
     PipelineSplit,
     StateInfo,
@@ -50,27 +49,6 @@ def _placeholder(weight: Any) -> Any:
     """A tiny variable with a weight's name, rank and dtype, to make slots for."""
     variable = native(weight)
     return named_as(weight, tf.zeros([1] * variable.shape.rank, variable.dtype))
-
-
-class _ActionTimes:
-    """End times of the actions of a step, by the graph's clock, in seconds."""
-
-    def __init__(self, times: Sequence[tf.Tensor], names: Sequence[str]) -> None:
-        """Measures the offset between the graph's clock and `time.perf_counter`.
-
-        Args:
-            times: Seconds since 1970 (float64 scalars): when the first action began, and when each ended;
-                empty if not measured.
-            names: Names of the actions.
-        """
-        self._times, self._names = times, names
-        self._clock_offset = time.perf_counter() - time.time()
-
-    def executed(self) -> list[ExecutedAction]:
-        """The actions, each of which began when the one before ended."""
-        ends = [float(end) + self._clock_offset for end in self._times]
-        names = self._names if ends else ()
-        return [ExecutedAction(*each) for each in zip(names, ends[:-1], ends[1:], strict=True)]
 
 
 class PipelineReplicaGroup(TensorFlowReplicaGroup):
@@ -104,8 +82,6 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         trainer.statistics = list(filter(self._weights.is_local, trainer.statistics))
         trainer.others = list(filter(self._weights.is_local, trainer.others))
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
-        self._measures_actions = False
-        self._action_times = _ActionTimes((), ())
         self._traced.function("broadcast initial weights", self._weights.trace_start)()
         self.shard_optimizer([local_indices])
 
@@ -149,14 +125,11 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         loss, _, times = self._on_batch(name, trace, batch, self._rate_tensor)
         if measure:
             stage = self._communicator.stage
-            self._action_times = _ActionTimes(times, _names(actions[stage], stage))
+            self._action_times = ActionTimes(times, _names(actions[stage], stage))
         return loss
 
     def enable_action_timing(self) -> None:
         self._measures_actions = True
-
-    def last_actions(self) -> Sequence[ExecutedAction]:
-        return self._action_times.executed()
 
     def _update_stage(self, work: TensorFlowStageWork, weight: tf.Tensor | None) -> None:
         """Averages this stage's gradients and statistics over the replicas, and updates its weights.

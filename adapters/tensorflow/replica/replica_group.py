@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import operator
+import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from isotrain.adapters.tensorflow.base import gpu
 from isotrain.adapters.tensorflow.base.initial_broadcast import InitialValues
 from isotrain.adapters.tensorflow.base.private_api import copies
 from isotrain.adapters.tensorflow.comm.base import Communicator
+from isotrain.adapters.tensorflow.replica.action_times import ActionTimes
 from isotrain.adapters.tensorflow.replica.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.replica.tracing import (
     MicroBatches,
@@ -33,13 +35,16 @@ from isotrain.adapters.tensorflow.trainer import export
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients
 from isotrain.adapters.tensorflow.trainer.state import metric_state, to_numpy
+from isotrain.adapters.tensorflow.trainer.step_clock import StepClock
 from isotrain.adapters.tensorflow.trainer.weights import model_traits
 from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.plugin import (
     AVERAGED,
+    EXPOSED_EXCHANGE,
     MODEL_STATE,
     Batch,
     Computation,
+    ExecutedAction,
     ExportForm,
     LayerTrait,
     Phase,
@@ -96,8 +101,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._rate_dtype = tf.float64 if spec.precision == "float64" else tf.float32
         on_host = not gpu.are_used()
         self._host_dtypes = {*_INTEGER_DTYPES, self._rate_dtype} if on_host else set()
-        self._is_optimizer_sharded = False
+        self._is_optimizer_sharded = self._measures_actions = False
         self._has_denominators: bool | None = None
+        self._action_times = ActionTimes((), ())
         self._is_first = True
         if not spec.updates:
             self._take_trainer(self._trainer)
@@ -185,25 +191,55 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def synchronous_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
         if learning_rate != self._rate:
             self._set_rate(learning_rate)
+        if self._measures_actions:
+            return self._timed_step(batch)
         return self._on_batch("step", self._trace_step, batch, self._rate_tensor)
 
     def _trace_step(
         self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
         """Traces a synchronous step: returns the mean loss, a scalar. Collective."""
+        return self._trace_timed_step(has_placeholders, micro_batches, weights, rate)[0][0]
 
-        def replica(position: int) -> tf.Tensor:
+    def _timed_step(self, batch: Batch) -> tf.Tensor:
+        """A synchronous step whose graph notes when its actions end; returns the mean loss, a scalar."""
+        begin = time.time()
+        results = self._on_batch("timed step", self._trace_timed_step, batch, self._rate_tensor)
+        ends = [max(moments) for moments in zip(*(ends for _, ends in results), strict=True)]
+        is_single = len(batch.slices[0]) == 1
+        names = ["forward", "backward"] if is_single else ["forward and backward"]
+        if self.replicas > 1:
+            names.append(EXPOSED_EXCHANGE)
+        self._action_times = ActionTimes([begin, *ends], names)
+        return results[0][0]
+
+    def _trace_timed_step(
+        self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
+    ) -> list[tuple[tf.Tensor, list[tf.Tensor]]]:
+        """Traces a synchronous step. Collective.
+
+        Returns:
+            For each local replica the mean loss, a scalar, and, if actions are timed, the times at which its
+            own loss (of a single micro-batch), its gradients and the means were computed, float64 scalars.
+        """
+
+        def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
             trainer, slice_weights = self._trainer, row(weights, position)
+            clock = StepClock() if self._measures_actions else None
             loss, gradients = trainer.contribution(
-                micro_batches[position], slice_weights, has_placeholders, self._total
+                micro_batches[position], slice_weights, has_placeholders, self._total, clock=clock
             )
             weight = None if slice_weights is None else tf.reduce_sum(slice_weights)
+            if clock is not None:
+                gradients = clock.mark(gradients)
             loss, gradients = self._reduced(loss, gradients, weight)
+            if clock is not None and self.replicas > 1:
+                gradients = clock.mark(gradients)
             trainer.update.apply(gradients)
-            return loss
+            return loss, [] if clock is None else clock.times
 
         with self._trainer.update.learning_rate(rate):
-            return self._traced.on_replicas(replica, trains=True)[0]
+            return self._traced.on_replicas(replica, trains=True)
 
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, weight: tf.Tensor | None
@@ -474,6 +510,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def start_profile(self, folder: Path) -> Callable[[], None]:
         tf.profiler.experimental.start(str(folder))
         return tf.profiler.experimental.stop
+
+    def enable_action_timing(self) -> None:
+        self._measures_actions = not gpu.are_used()  # a GPU computes after its kernels are launched
+
+    def last_actions(self) -> Sequence[ExecutedAction]:
+        return self._action_times.executed()
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

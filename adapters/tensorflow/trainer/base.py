@@ -35,6 +35,7 @@ from isotrain.adapters.tensorflow.trainer.loss_weighting import SliceWeights, To
 from isotrain.adapters.tensorflow.trainer.metrics import MetricCollection
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients, WeightUpdate
 from isotrain.adapters.tensorflow.trainer.state import NamedState, canonical_names, native, sums
+from isotrain.adapters.tensorflow.trainer.step_clock import StepClock
 from isotrain.adapters.tensorflow.trainer.step_context import TensorFlowStepContext
 from isotrain.adapters.tensorflow.trainer.weights import (
     carried_variables,
@@ -272,6 +273,7 @@ class ReplicaTrainer:
         total: Total,
         local: bool = False,
         take: Callable[[Gradients], Gradients] = list,
+        clock: StepClock | None = None,
     ) -> tuple[tf.Tensor, Gradients]:
         """Computes a replica's weighted loss and its gradients.
 
@@ -282,6 +284,7 @@ class ReplicaTrainer:
             total: Sums a tensor over all replicas.
             local: Whether the gradients are those of this replica's own mean.
             take: Transforms the gradients of each micro-batch before they are accumulated.
+            clock: Clock that notes when the loss of a single micro-batch is computed.
 
         Returns:
             The sum over the micro-batches of weight * mean loss, a scalar; and its gradients (of the scaled
@@ -304,7 +307,7 @@ class ReplicaTrainer:
             ):
                 self.step.set_slice(index, weight, has_placeholders)
                 weighted_loss, gradients = self._forward_and_backward(
-                    micro_batch, slice_weights, index
+                    micro_batch, slice_weights, index, clock if len(micro_batches) == 1 else None
                 )
                 gradients = take(gradients)
                 loss = weighted_loss if loss is None else loss + weighted_loss
@@ -431,7 +434,11 @@ class ReplicaTrainer:
         )
 
     def _forward_and_backward(
-        self, micro_batch: MicroBatch, slice_weights: SliceWeights, index: int
+        self,
+        micro_batch: MicroBatch,
+        slice_weights: SliceWeights,
+        index: int,
+        clock: StepClock | None = None,
     ) -> tuple[tf.Tensor, Gradients]:
         """Weighted loss of a micro-batch, a scalar, and dense gradients of the weights' shapes. Local."""
         watched = self._watched
@@ -441,6 +448,8 @@ class ReplicaTrainer:
             loss, predictions = self._compute[True](*micro_batch)
             loss, weighted_loss = slice_weights.of(index, loss)
             scaled = self.update.scaled(loss)
+            if clock is not None:
+                scaled = clock.mark_loss(scaled)
         gradients = tape.gradient(scaled, self._values)
         self.metrics.update("train", micro_batch[1], predictions)
         return weighted_loss, list(map(_dense, gradients, self._values))

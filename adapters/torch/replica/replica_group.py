@@ -26,6 +26,7 @@ from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
 from isotrain.adapters.torch.replica.loss_weighting import SliceWeights, without_padding_mean
 from isotrain.adapters.torch.replica.metrics import MetricCollection
 from isotrain.adapters.torch.replica.replica import TorchReplica
+from isotrain.adapters.torch.replica.step_timer import StepTimer
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.build import build_trainer, build_trainers
 from isotrain.adapters.torch.trainer.local_buffers import LOCAL_BUFFERS
@@ -44,7 +45,9 @@ from isotrain.plugin import (
     Batch,
     CompressionMethod,
     Computation,
+    ExecutedAction,
     ExportForm,
+    FullyShardedGroup,
     LayerTrait,
     Phase,
     Reduction,
@@ -117,6 +120,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.local_replicas = (self.communicator.rank,)
         self._replica = TorchReplica(self.trainer, self.communicator)
         self._rate: float | None = None
+        self._step_timer: StepTimer | None = None
         self._kept_gradients: list[torch.Tensor] | None = None
         self._keeps_gradient_norm = False
         self._gradient_norm: torch.Tensor | None = None
@@ -514,6 +518,14 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def start_profile(self, folder: Path) -> Callable[[], None]:
         return start_profile(folder)
+
+    def enable_action_timing(self) -> None:
+        # A GPU computes after the calls have returned; FSDP exchanges weights within the passes.
+        if self._step_timer is None and self._is_cpu and not isinstance(self, FullyShardedGroup):
+            self._step_timer = StepTimer(self)
+
+    def last_actions(self) -> Sequence[ExecutedAction]:
+        return () if self._step_timer is None else self._step_timer.executed
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

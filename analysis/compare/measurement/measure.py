@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.core.contracts.backend.group_protocols import PipelineGroup
+from isotrain.core.contracts.backend.group_protocols import ActionTimingGroup
+from isotrain.core.contracts.backend.step_actions import step_actions
 from isotrain.core.contracts.job import InternalWork
 from isotrain.core.system.process import peak_memory_bytes
 
@@ -207,7 +208,7 @@ def _timeline(feed: _Feed, step_s: float) -> list[StepSpan]:
 
     The device is synchronised before and after each step.
     """
-    if isinstance(feed.session.group, PipelineGroup):
+    if isinstance(feed.session.group, ActionTimingGroup):
         feed.session.group.enable_action_timing()
     steps = [_step_spans(feed) for _ in range(_TIMELINE_STEPS)]
     apart = [abs(sum(spans[-1][1:]) - step_s) for spans in steps]
@@ -215,7 +216,7 @@ def _timeline(feed: _Feed, step_s: float) -> list[StepSpan]:
 
 
 def _step_spans(feed: _Feed) -> list[StepSpan]:
-    """The spans of one step: input, the step or its pipeline actions, remaining device work."""
+    """The spans of one step: input, the step or its actions, remaining device work."""
     group, session = feed.session.group, feed.session
     group.synchronize_device()
     began = time.perf_counter()
@@ -225,10 +226,8 @@ def _step_spans(feed: _Feed) -> list[StepSpan]:
     stepped = time.perf_counter()
     group.synchronize_device()
     ended = time.perf_counter()
-    executed = group.last_actions() if isinstance(group, PipelineGroup) else ()
-    actions = [(each.name, each.begin, each.end) for each in executed]
-    rest = ("update", actions[-1][2], stepped) if actions else ("step", fed, stepped)
-    times = [("input", began, fed), *actions, rest, ("device", stepped, ended)]
+    actions = [(each.name, each.begin, each.end) for each in step_actions(group, fed, stepped)]
+    times = [("input", began, fed), *actions, ("device", stepped, ended)]
     return [(name, begin - began, end - begin) for name, begin, end in times]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from isotrain.analysis.compare.records import Cell, ComparisonRecord
 from isotrain.analysis.compare.settings import CompareRequest, run_seconds
 from isotrain.analysis.pages.units import unit_of
+from isotrain.core.pipeline.action_timer import EXPOSED_EXCHANGE
 from isotrain.core.reporting.tables import text_of
 
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s:'\",]+/)+")
@@ -92,10 +93,11 @@ def why(cell: Cell, comparison: ComparisonRecord) -> str:
         share = cell.all_reduce_s.value / max(cell.step_s.value, _LEAST_SECONDS)
         alone = unit.full(cell.all_reduce_s.value)
         parts.append(f"an all-reduce by itself takes {alone}, {share:.0%} of the step")
-    waited = sum(span.seconds for span in cell.timeline if span.name == "input")
     total = sum(span.seconds for span in cell.timeline)
-    if total:
-        parts.append(f"{waited / total:.0%} of the step is waiting for input")
+    for name, awaited in (("input", "input"), (EXPOSED_EXCHANGE, "the exchange")):
+        waits = [span.seconds for span in cell.timeline if span.name == name]
+        if total and waits:
+            parts.append(f"{sum(waits) / total:.0%} of the step is waiting for {awaited}")
     cores = comparison.machine.get("cores")
     if cell.cpu_s_per_sample is not None and isinstance(cores, int):
         busy = cell.cpu_s_per_sample.value * cell.samples_per_s.value

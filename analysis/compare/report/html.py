@@ -21,10 +21,11 @@ from isotrain.analysis.compare.settings import launcher_line
 from isotrain.analysis.compare.verdict import likeness, load_warning
 from isotrain.analysis.pages import page
 from isotrain.analysis.pages.plot import Plot, write_plots
-from isotrain.analysis.pages.trace import write_trace
 from isotrain.core.errors import IsotrainError
+from isotrain.core.system.trace_events import write_trace
 
 _LEAST_RATE = 1e-12
+_TRACE_FILE = "trace.json"
 _STATUS = {"failed": "failed", "skipped": "not measured"}
 
 
@@ -178,9 +179,8 @@ def write_report(comparison: ComparisonRecord, folder: Path) -> Path:
     html = render(comparison, plots)
     try:
         write_plots(plots, folder)
-        write_trace(
-            {cell.name: cell.timeline for cell in comparison.cells if cell.timeline}, folder
-        )
+        timelines = {cell.name: cell.timeline for cell in comparison.cells if cell.timeline}
+        write_trace(timelines, folder / _TRACE_FILE)
     except OSError as error:
         raise IsotrainError(
             f"the plots and the trace cannot be written to {folder}: {error}."

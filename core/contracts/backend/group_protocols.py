@@ -71,11 +71,19 @@ class PipelineGroup(Protocol):
     def profile_layers(self, batch: Batch) -> ModelProfile:
         """Times the layers of all pipeline stages on a micro-batch. Local; called before the first step."""
 
+
+@runtime_checkable
+class ActionTimingGroup(Protocol):
+    """Replica group that can time what its steps are made of."""
+
     def enable_action_timing(self) -> None:
-        """Makes `last_actions` report the pipeline steps from now on, even where timing costs time. Local."""
+        """Makes `last_actions` report later steps, even where that costs time. Called by all processes."""
 
     def last_actions(self) -> Sequence[ExecutedAction]:
-        """Timed actions of this process in the last pipeline step; empty where not recorded. Local."""
+        """Timed actions of this process in the last step, in order; empty where not recorded. Local.
+
+        What comes after the last one is part of the update.
+        """
 
 
 @runtime_checkable
@@ -367,6 +375,7 @@ GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     FreezingGroup: frozenset(),
     GradientNormGroup: frozenset(),
     ProfilingGroup: frozenset(),
+    ActionTimingGroup: frozenset(),
     OrderedSumsGroup: frozenset({Capability.ORDERED_SUMS}),
 }
 """Protocol to the capabilities that a group has by it."""

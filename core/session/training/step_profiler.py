@@ -1,17 +1,23 @@
-"""Profiling of some steps by the framework's profiler: `profile` of the spec."""
+"""Profiling of some steps by the framework's profiler, and the time line of these: `profile` of the spec."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from isotrain.core.contracts.backend.group_protocols import ProfilingGroup
+from isotrain.core.contracts.backend.group_protocols import ActionTimingGroup, ProfilingGroup
 from isotrain.core.contracts.backend.protocol_checks import require
+from isotrain.core.contracts.backend.step_actions import step_actions
 from isotrain.core.errors import SpecError
+from isotrain.core.pipeline.executor import ExecutedAction
 from isotrain.core.session.training.context import SessionContext
+from isotrain.core.system.trace_events import Span, write_trace
 
 FOLDER = "profile"
 """Folder in the run directory, with a folder for each profiled rank."""
+STEPS_FILE = "steps.json"
+"""File of a rank's folder: the time line of the profiled steps, for Perfetto."""
 
 
 class StepProfiler:
@@ -28,7 +34,10 @@ class StepProfiler:
         """
         profile = session_context.spec.profile
         self._group = session_context.group
+        self._track = f"rank {rank}"
         self._folder = run_directory / FOLDER / f"rank-{rank}"
+        self._begins: list[float] = []
+        self._spans: list[Span] = []
         self._stop: Callable[[], None] | None = None
         self._steps = range(0)
         if profile is None:
@@ -39,6 +48,8 @@ class StepProfiler:
                 " 0. Name an earlier one."
             )
         group = require(self._group, ProfilingGroup)
+        if isinstance(group, ActionTimingGroup):
+            group.enable_action_timing()
         if profile.all_processes or rank == 0:
             self._start = group.start_profile
             self._steps = range(profile.first_step, profile.first_step + profile.steps)
@@ -49,10 +60,19 @@ class StepProfiler:
             self._group.synchronize_device()
             self._folder.mkdir(parents=True, exist_ok=True)
             self._stop = self._start(self._folder)
+        if self._stop is not None:
+            self._begins.append(time.perf_counter())
 
     def after_step(self, step: int) -> None:
         """Stops the profiler after the last of the steps."""
-        if self._stop is not None and step + 1 >= self._steps.stop:
+        if self._stop is None:
+            return
+        begin, end = self._begins[-1], time.perf_counter()
+        actions = step_actions(self._group, begin, end)
+        for each in (ExecutedAction(f"step {step}", begin, end), *actions):
+            start = each.begin - self._begins[0]
+            self._spans.append(Span(self._track, each.name, start, each.end - each.begin))
+        if step + 1 >= self._steps.stop:
             self.stop()
 
     def stop(self) -> None:
@@ -60,4 +80,5 @@ class StepProfiler:
         if self._stop is not None:
             self._group.synchronize_device()
             self._stop()
+            write_trace({self._track: self._spans}, self._folder / STEPS_FILE)
             self._stop, self._steps = None, range(0)

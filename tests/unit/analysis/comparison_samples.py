@@ -14,7 +14,7 @@ from isotrain.analysis.compare.records import (
     Verdict,
 )
 from isotrain.analysis.compare.result import Comparison
-from isotrain.analysis.pages.timeline import Span
+from isotrain.core.system.trace_events import Span
 
 BACKENDS = {
     "torch-ddp": ("gloo", 1.0, 0.86),

@@ -29,8 +29,8 @@ from isotrain.analysis.compare.verdict import likeness, load_warning
 from isotrain.analysis.pages import canvas, timeline, units
 from isotrain.analysis.pages import page as html_page
 from isotrain.analysis.pages.plot import Plot
-from isotrain.analysis.pages.timeline import Span
 from isotrain.core.errors import IsotrainError
+from isotrain.core.system.trace_events import Span
 
 ROOT = Path(__file__).parents[3]
 

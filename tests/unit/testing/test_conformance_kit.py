@@ -113,7 +113,7 @@ def test_a_watched_group_has_the_protocols_of_its_group() -> None:
     class Stages:
         def pipeline_step(self) -> None: ...
 
-        gather_stages = profile_layers = enable_action_timing = last_actions = pipeline_step
+        gather_stages = profile_layers = pipeline_step
 
     used: set[Capability] = set()
     watched: Any = RecordingGroup(Stages(), used)  # type: ignore[arg-type]

@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isotrain.analysis.pages.timeline import Span
 from isotrain.core.system.files import atomic_write
 
-TRACE_FILE = "trace.json"
 _MICRO = 1e6
 
 
-def write_trace(groups: Mapping[str, Sequence[Span]], folder: Path) -> None:
-    """Writes `trace.json`: each group is a process of the trace, and each of its tracks a thread.
+@dataclass(frozen=True)
+class Span:
+    """One span of a time line.
+
+    Attributes:
+        track: Process that does it, such as `rank 0`.
+        name: Activity: of a step `input`, `step` or the actions that it is made of, `device`.
+        start_s: Start in seconds after the start of the time line.
+        seconds: Duration in seconds.
+    """
+
+    track: str
+    name: str
+    start_s: float
+    seconds: float
+
+
+def write_trace(groups: Mapping[str, Sequence[Span]], file: Path) -> None:
+    """Writes a trace: each group is a process of it, and each of a group's tracks a thread.
 
     Raises:
         OSError: The file cannot be written.
     """
-    atomic_write(folder / TRACE_FILE, json.dumps({"traceEvents": list(_events(groups))}) + "\n")
+    atomic_write(file, json.dumps({"traceEvents": list(_events(groups))}) + "\n")
 
 
 def _events(groups: Mapping[str, Sequence[Span]]) -> Iterator[dict[str, Any]]:
