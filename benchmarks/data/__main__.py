@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks.data.contenders import CONTENDERS, Contender
 from benchmarks.data.job import Job
 from benchmarks.data.workloads import SAMPLES, workload
+from benchmarks.peers import environment
 from benchmarks.statistics import Estimate, median
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -63,11 +64,17 @@ class Measured:
 def main() -> int:
     """Measures what was asked for; 1 where a contender fails."""
     options = _options()
+    contenders = [each for each in CONTENDERS if environment.is_there() or not each.is_peer]
+    if len(contenders) < len(CONTENDERS):
+        print(
+            "left out: accelerate and fabric, which `python -m benchmarks.peers --setup` installs",
+            file=sys.stderr,
+        )
     cells = [
         Cell(contender, name, replicas)
         for name in options.workload or SAMPLES
         for replicas in map(int, options.replicas.split(","))
-        for contender in CONTENDERS
+        for contender in contenders
         if name in contender.workloads and replicas <= contender.replicas
     ]
     for name in {cell.workload for cell in cells}:

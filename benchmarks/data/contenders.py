@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from benchmarks.data.workloads import SAMPLES
+from benchmarks.peers import environment
 
 _BY_POSITION = ("images", "audio", "texts")
 
@@ -21,6 +22,7 @@ class Contender:
         reference: The contender by hand that it is compared to.
         options: Options of the program.
         replicas: Largest number of its replicas.
+        is_peer: Whether it needs the environment of the peers.
     """
 
     name: str
@@ -29,18 +31,22 @@ class Contender:
     reference: str
     options: str = ""
     replicas: int = 2
+    is_peer: bool = False
 
     def command(self, replicas: int) -> list[str]:
         """The command line that starts it."""
+        python = str(environment.PYTHON) if self.is_peer else sys.executable
         module = ["-m", f"benchmarks.data.programs.{self.program}"]
-        if self.program != "torch_by_hand" or replicas == 1:
-            return [sys.executable, *module]
+        if self.program in ("with_isotrain", "tf_by_hand") or replicas == 1:
+            return [python, *module]
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={replicas}"]
-        return [sys.executable, *launcher, *module]
+        return [python, *launcher, *module]
 
 
 CONTENDERS = (
     Contender("torch by hand", "torch_by_hand", tuple(SAMPLES), ""),
+    Contender("accelerate", "with_accelerate", _BY_POSITION, "torch by hand", is_peer=True),
+    Contender("fabric", "with_fabric", _BY_POSITION, "torch by hand", is_peer=True),
     Contender("isotrain/torch-ddp", "with_isotrain", tuple(SAMPLES), "torch by hand", "torch-ddp"),
     Contender(
         "isotrain/torch-ddp, by-length",

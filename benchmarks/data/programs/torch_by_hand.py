@@ -28,20 +28,28 @@ class Shards(IterableDataset[Any]):
         yield from self._stream(self._rank * count + number, self._replicas * count)
 
 
-def loader_of(job: Job, rank: int) -> DataLoader[Any]:
-    """The loader of one process."""
+def loader_by_position(job: Job, sampler: Any = None) -> DataLoader[Any]:
+    """The loader of one process, of samples by position; shuffled where there is no sampler."""
     workers = -(-job.workers // job.replicas)
-    common = {"num_workers": workers, "persistent_workers": workers > 0}
-    dataset = job.work.dataset()
-    if isinstance(dataset, Stream):
-        return DataLoader(Shards(dataset, rank, job.replicas), batch_size=None, **common)
     return DataLoader(
-        dataset,
+        job.work.dataset(),
         job.work.global_batch_size // job.replicas,
-        sampler=DistributedSampler(dataset, job.replicas, rank),
+        shuffle=sampler is None,
+        sampler=sampler,
         collate_fn=collate if job.work.pads else None,
-        **common,
+        num_workers=workers,
+        persistent_workers=workers > 0,
     )
+
+
+def _loader_of(job: Job, rank: int) -> DataLoader[Any]:
+    """The loader of one process."""
+    dataset = job.work.dataset()
+    if not isinstance(dataset, Stream):
+        return loader_by_position(job, DistributedSampler(dataset, job.replicas, rank))
+    workers = -(-job.workers // job.replicas)
+    shards = Shards(dataset, rank, job.replicas)
+    return DataLoader(shards, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
 
 
 def main() -> None:
@@ -53,7 +61,7 @@ def main() -> None:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    loader, clock = loader_of(job, rank), Clock(job, rank)
+    loader, clock = _loader_of(job, rank), Clock(job, rank)
     for epoch in range(job.epochs):
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
