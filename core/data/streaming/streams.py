@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -354,7 +357,30 @@ def _function_batches(function: Callable[[], Any]) -> Iterable[Any]:
 
 
 def _keras_batches(dataset: Any) -> Iterator[Any]:
-    """The batches of a Keras `PyDataset`; then calls its `on_epoch_end`."""
-    for position in range(len(dataset)):
-        yield dataset[position]
+    """The batches of a Keras `PyDataset`, in its order, made by as many threads as it has workers."""
+    positions = range(len(dataset)) if hasattr(dataset, "__len__") else itertools.count()
+    if hasattr(dataset, "on_epoch_begin"):
+        dataset.on_epoch_begin()
+    workers = getattr(dataset, "workers", 1)
+    if workers > 1:
+        yield from _made_ahead(dataset.__getitem__, positions, workers, dataset.max_queue_size)
+    else:
+        yield from map(dataset.__getitem__, positions)
     dataset.on_epoch_end()
+
+
+def _made_ahead(
+    make: Callable[[int], Any], positions: Iterable[int], threads: int, ahead: int
+) -> Iterator[Any]:
+    """Results of a function for each position, in order, of which threads make some ahead."""
+    pending: deque[Future[Any]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for position in positions:
+            pending.append(pool.submit(make, position))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

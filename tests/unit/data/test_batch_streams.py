@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -183,6 +185,35 @@ class PyDataset:
 
     def on_epoch_end(self) -> None:
         self.random.shuffle(self.rows)
+
+
+class Threaded(PyDataset):
+    """The same with workers of its own; later batches are made faster, and errors come late."""
+
+    workers, max_queue_size, use_multiprocessing = 3, 4, True
+
+    def __init__(self, failing: int = -1) -> None:
+        super().__init__()
+        self.failing = failing
+        self.all_wait = threading.Barrier(3)
+
+    def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        if position < 3:
+            self.all_wait.wait(60.0)  # so three of them are made at once
+            time.sleep(0.02 * (3 - position))
+        if position == self.failing:
+            raise RuntimeError("a broken batch")
+        return super().__getitem__(position)
+
+
+def test_the_workers_of_a_py_dataset_are_threads_that_keep_its_order() -> None:
+    source = as_source(Threaded())
+    assert given_by(source) == given_by(as_source(PyDataset()))
+    assert source.notes == [
+        "data: the workers of a PyDataset are threads here; use_multiprocessing is not used"
+    ]
+    with pytest.raises(RuntimeError, match="a broken batch"):
+        given_by(as_source(Threaded(failing=4)))
 
 
 class Drawn(WeightedRandomSampler):
