@@ -24,6 +24,7 @@ from isotrain.core.data.collate import (
 from isotrain.core.data.mixture import Joined, Mixture
 from isotrain.core.data.pytree import map_parts, unweighted
 from isotrain.core.data.sample_seeds import CURRENT, only_rows
+from isotrain.core.data.streaming.sample_streams import length_by_position
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.worker_settings import WorkerSettings
 from isotrain.core.errors import DataError
@@ -122,11 +123,12 @@ class MapStyle:
         self.data = data
         self.workers: WorkerSettings | None = None
         self._collator = Collator(collate, inputs, targets)
-        _require_samples(len(data))
+        self._length = length_by_position(data)
+        _require_samples(self._length)
 
     def __len__(self) -> int:
         """Number of samples."""
-        return len(self.data)
+        return self._length
 
     @property
     def collates(self) -> bool:

@@ -69,6 +69,9 @@ _OWN_ORDER = (
 )
 
 
+_THREADS = "data: the workers of a PyDataset are threads here; use_multiprocessing is not used"
+
+
 @runtime_checkable
 class Source(Protocol):
     """A source of samples that can be gathered by index."""
@@ -123,7 +126,10 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
     read = reader(batches)
     if read is None:
         raise DataError(_not_accepted(batches))
-    return BatchStream(read, declared_samples(batches) if samples is None else samples)
+    source = BatchStream(read, declared_samples(batches) if samples is None else samples)
+    if getattr(batches, "use_multiprocessing", False):
+        source.notes.append(_THREADS)
+    return source
 
 
 def sample_stream(
@@ -156,6 +162,7 @@ def sample_stream(
     Raises:
         DataError: It can be read only once, has its samples by position, or cannot be told a shard.
     """
+    readable = as_readable(dataset)  # before its length is read
     count: int | None
     if isinstance(samples, Iterable):
         lengths = [int(each) for each in samples]
@@ -166,7 +173,7 @@ def sample_stream(
         sharded = ShardedSamples(dataset, shards, lengths)
         collator = Collator(collate, inputs, targets)
         return BatchStream(lambda: sharded, count, collate=collator, shards=sharded)
-    read = reader(as_readable(dataset))
+    read = reader(readable)
     if read is None and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         raise DataError(
             f"data: {type(dataset).__name__} has its samples by position. Give it as it is, or as"

@@ -73,7 +73,9 @@ CASES = {
     "webdataset": ("webdataset", third_party_streams.of_webdataset, 0),
     "webdataset, in shards": ("webdataset", third_party_streams.of_webdataset_shards, 0),
     "mosaicml": ("streaming", third_party_streams.of_mosaic, 0),
+    "mosaicml, by position": ("streaming", third_party_streams.of_mosaic_by_position, 0),
     "litdata": ("litdata", third_party_streams.of_litdata, 0),
+    "litdata, by position": ("litdata", third_party_streams.of_litdata_by_position, 0),
 }
 READ_AGAIN = ("hugging face, shuffled", "webdataset", "webdataset, in shards")
 """Streams without a state from which they go on exactly."""
@@ -98,3 +100,17 @@ def test_a_stream_resumes_exactly(case: str, tmp_path: Path) -> None:
     assert len(set(np.round(whole, 12))) == STEPS
     samples = 3 * third_party_streams.SAMPLES + 2 * GLOBAL_BATCH  # 17 steps, 5 in each epoch
     assert (read >= samples) == (case in READ_AGAIN)
+
+
+@pytest.mark.parametrize("case", ["litdata", "litdata, by position"])
+def test_litdata_takes_no_shard_of_a_process(case: str, tmp_path: Path) -> None:
+    env = pytest.importorskip("litdata.utilities.env")
+    dataset = third_party_streams.litdata_dataset(str(tmp_path / "read"))
+    dataset.distributed_env = env._DistributedEnv(world_size=2, global_rank=1, num_nodes=1)
+    if case == "litdata":
+        source: Any = isotrain.sources.sample_stream(dataset, "x", "y")
+        rows = sum(len(batch[1]) for batch in source.epoch(0, batch_size=4))
+    else:
+        source = isotrain.sources.MapStyle(dataset, inputs="x", targets="y")
+        rows = len(source.gather(np.arange(len(source)))[1])
+    assert rows == len(source) == third_party_streams.SAMPLES

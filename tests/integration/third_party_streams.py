@@ -160,10 +160,22 @@ def of_webdataset_shards(file: str, workers: int) -> Any:
 
 def of_mosaic(file: str, workers: int) -> Any:
     """Shuffled by MosaicML Streaming, from shards that are written first."""
+    from isotrain import sources
+
+    return sources.sample_stream(mosaic_dataset(file), "x", "y")
+
+
+def of_mosaic_by_position(file: str, workers: int) -> Any:
+    """Samples of MosaicML Streaming by position."""
+    from isotrain import sources
+
+    return sources.MapStyle(mosaic_dataset(file), inputs="x", targets="y")
+
+
+def mosaic_dataset(file: str) -> Any:
+    """A data set of MosaicML Streaming, whose shards are written first."""
     import_streaming()
     from streaming import MDSWriter, StreamingDataset
-
-    from isotrain import sources
 
     class NotedDataset(StreamingDataset):
         def __getitem__(self, at: Any) -> Any:
@@ -177,8 +189,7 @@ def of_mosaic(file: str, workers: int) -> Any:
         with MDSWriter(out=str(folder), columns=columns, size_limit=400) as writer:
             for inputs, target in map(sample, range(SAMPLES)):
                 writer.write({"x": inputs, "y": target})
-    dataset = NotedDataset(local=str(folder), shuffle=True, shuffle_seed=3, batch_size=BATCH)
-    return sources.sample_stream(dataset, "x", "y")
+    return NotedDataset(local=str(folder), shuffle=True, shuffle_seed=3, batch_size=BATCH)
 
 
 def import_streaming() -> None:
@@ -199,14 +210,26 @@ def import_streaming() -> None:
 
 def of_litdata(file: str, workers: int) -> Any:
     """Shuffled by LitData, from chunks that are written first."""
+    from isotrain import sources
+
+    return sources.sample_stream(litdata_dataset(file), "x", "y")
+
+
+def of_litdata_by_position(file: str, workers: int) -> Any:
+    """Samples of LitData by position."""
+    from isotrain import sources
+
+    return sources.MapStyle(litdata_dataset(file), inputs="x", targets="y")
+
+
+def litdata_dataset(file: str) -> Any:
+    """A data set of LitData, whose chunks are written first."""
     from litdata import StreamingDataset
     from litdata.streaming.writer import BinaryWriter
 
-    from isotrain import sources
-
     class NotedDataset(StreamingDataset):
         def __getitem__(self, index: Any) -> Any:
-            note(file, index.index)
+            note(file, getattr(index, "index", index))
             return super().__getitem__(index)
 
     folder = Path(file).with_name("chunks")
@@ -216,4 +239,4 @@ def of_litdata(file: str, workers: int) -> Any:
             writer[number] = {"x": inputs, "y": target}
         writer.done()
         writer.merge()
-    return sources.sample_stream(NotedDataset(str(folder), shuffle=True, seed=3), "x", "y")
+    return NotedDataset(str(folder), shuffle=True, seed=3)

@@ -80,6 +80,10 @@ class MosaicStream(_CountedStream):
 class LitDataStream(_CountedStream):
     """Reading of a `StreamingDataset` of LitData, with its state."""
 
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        _take_no_shard(dataset)
+
     def state_dict(self) -> Any:
         """State after the samples so far."""
         return self._dataset.state_dict(self._read, num_workers=1, batch_size=1)
@@ -88,6 +92,12 @@ class LitDataStream(_CountedStream):
         """Makes the next iteration go on from a state."""
         self._dataset.load_state_dict(state)
         self._before = state["num_samples_yielded"]
+
+
+def _take_no_shard(dataset: Any) -> None:
+    """Makes a data set of LitData have the samples of all processes, of which it would take a shard."""
+    environment = dataset.distributed_env
+    dataset.distributed_env = type(environment)(world_size=1, global_rank=0, num_nodes=1)
 
 
 _ADAPTERS: Mapping[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
@@ -102,6 +112,14 @@ def adapter_of(dataset: Any) -> Callable[[Any], Iterable[Any]] | None:
     """The adapter of a data set's library; None where it needs none."""
     names = [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(dataset).__mro__]
     return next((_ADAPTERS[name] for name in names if name in _ADAPTERS), None)
+
+
+def length_by_position(dataset: Any) -> int:
+    """Number of samples by position; libraries that shard themselves have another length on each process."""
+    adapter = adapter_of(dataset)
+    if adapter is LitDataStream:
+        _take_no_shard(dataset)
+    return int(dataset.size) if adapter is MosaicStream else len(dataset)
 
 
 def as_readable(dataset: Any) -> Any:
