@@ -104,9 +104,10 @@ def test_a_stream_resumes_exactly(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["litdata", "litdata, by position"])
 def test_litdata_takes_no_shard_of_a_process(case: str, tmp_path: Path) -> None:
-    env = pytest.importorskip("litdata.utilities.env")
+    pytest.importorskip("litdata")
     dataset = third_party_streams.litdata_dataset(str(tmp_path / "read"))
-    dataset.distributed_env = env._DistributedEnv(world_size=2, global_rank=1, num_nodes=1)
+    environment = type(dataset.distributed_env)
+    dataset.distributed_env = environment(world_size=2, global_rank=1, num_nodes=1)
     if case == "litdata":
         source: Any = isotrain.sources.sample_stream(dataset, "x", "y")
         rows = sum(len(batch[1]) for batch in source.epoch(0, batch_size=4))
