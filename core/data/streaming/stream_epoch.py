@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from isotrain.core.data.collate import as_mapping, is_structure
 from isotrain.core.data.pytree import leaves
 from isotrain.core.data.streaming.rebatch import next_sample
 from isotrain.core.data.streaming.stream_state import StreamState, opened
@@ -43,7 +44,9 @@ class ReadCount:
 
 
 def _nbytes(leaf: Any) -> int:
-    """Bytes of an array or tensor; 0 for anything else."""
+    """Bytes of an array, a tensor or the parts of a dataclass; 0 for anything else."""
+    if is_structure(leaf):
+        return sum(_nbytes(part) for _, part in leaves(dict(as_mapping(leaf, "")), "", lists=True))
     if hasattr(leaf, "nbytes"):
         return int(leaf.nbytes)
     size = getattr(getattr(leaf, "dtype", None), "size", 0)  # of a tensor of TensorFlow

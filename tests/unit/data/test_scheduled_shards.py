@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from unit.data.stream_samples import kept
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import sample_stream
 from isotrain.core.data.streaming.scheduled_shards import ShardSchedule
+from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
 
@@ -149,6 +151,23 @@ def test_lengths_that_fit_no_shards_are_refused() -> None:
     for samples, shards in (([3, 4], 3), ([3, -1], 2), ([0, 0], 2)):
         with pytest.raises(DataError, match=f"expected one number for each of {shards} shards"):
             shards_of((3, 4), samples=samples, shards=shards)
+
+
+@dataclasses.dataclass
+class Sample:
+    """A sample with parts by name."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+
+
+def test_bytes_of_dataclasses_are_counted() -> None:
+    def shard(index: int, shards: int) -> Iterator[Sample]:
+        yield from [Sample(np.zeros(3, np.float32), np.array(index))] * 4
+
+    stream = sample_stream(shard, "inputs", "targets", samples=[4, 4])
+    targets_of(stream, 0, 1, epochs=1)
+    assert stream.read_count == ReadCount(8, 8 * (3 * 4 + 8))
 
 
 def test_a_transform_has_no_partners() -> None:
