@@ -126,6 +126,13 @@ def test_a_stream_is_read_once(backend: str, replicas: int, tmp_path: Path) -> N
     assert not is_alive(reader)
 
 
+def test_a_coordinator_reads_for_its_workers(tmp_path: Path) -> None:
+    given = spec(noted, tmp_path / "read", strategy="parameter-server")
+    result = run(given, "torch-ddp", 2, tmp_path / "run")
+    (counted,) = result.data_read.values()
+    assert counted["samples"] == 2 * SAMPLES
+
+
 class Stateful:
     """Endless batches of 5 samples, which go on from a state; the position is noted at each start."""
 

@@ -177,12 +177,11 @@ class DataLoaders:
             return {}
         count = self.data.train.read_count
         sessions = [each for each in self._context.processes if each.has_session]
-        table = np.zeros((len(sessions), 2))
-        table[[each.rank for each in sessions].index(self._context.rank)] = (
-            count.samples,
-            count.bytes,
-        )
-        rows = np.reshape(self._group.all_reduce_max(table.ravel().tolist()), table.shape)
+        index = [each.rank for each in sessions].index(self._context.rank)
+        rows = np.zeros((len(sessions), 2))
+        rows[index] = count.samples, count.bytes
+        if len(sessions) > 1:  # a coordinator of workers cannot communicate
+            rows = np.reshape(self._group.all_reduce_max(rows.ravel().tolist()), rows.shape)
         read: dict[str, dict[str, int]] = {}
         for process, (samples, size) in zip(sessions, rows.astype(int).tolist(), strict=True):
             host = read.setdefault(process.host, {"samples": 0, "bytes": 0})
