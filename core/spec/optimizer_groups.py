@@ -46,7 +46,7 @@ def options_by_weight(optimizer: Any, names: Sequence[str]) -> dict[str, GroupOp
         SpecError: A pattern fits no weight, or a weight is in none of the layers.
     """
     for index, group in enumerate(optimizer.groups):
-        _require_match(f"optimizer.groups[{index}].weights", group.weights, names)
+        require_match(f"optimizer.groups[{index}].weights", group.weights, names)
     layer_factors = _layer_factors(optimizer.layer_decay, names)
     return {name: _options(optimizer, name, layer_factors[name]) for name in names}
 
@@ -60,7 +60,12 @@ def _options(optimizer: Any, name: str, layer_factor: float) -> GroupOptions:
     return GroupOptions(layer_factor)
 
 
-def _require_match(where: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+def require_match(where: str, patterns: Sequence[str], names: Sequence[str]) -> None:
+    """Checks that each of the patterns of a field `where` fits one of the trainable weights.
+
+    Raises:
+        SpecError: One fits none.
+    """
     for pattern in patterns:
         if not any(matches(name, (pattern,)) for name in names):
             raise SpecError(
@@ -76,7 +81,7 @@ def _layer_factors(layer_decay: Any, names: Sequence[str]) -> dict[str, float]:
     if layer_decay.layers:
         layers = [_layer_of_patterns(name, layer_decay.layers) for name in names]
         for index, patterns in enumerate(layer_decay.layers):
-            _require_match(f"optimizer.layer_decay.layers[{index}]", patterns, names)
+            require_match(f"optimizer.layer_decay.layers[{index}]", patterns, names)
         depth = len(layer_decay.layers)
     else:
         order = {layer: index for index, layer in enumerate(dict.fromkeys(map(layer_name, names)))}

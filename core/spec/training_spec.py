@@ -292,10 +292,13 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         "gradients of each step, before they are clipped; or a table {framework: callable}.",
     )
     clip: Clip | None = Field(default=None, description="Gradient clipping; null for none.")
-    gradient_norm: Switch = Field(
+    gradient_norm: Annotated[
+        Switch | dict[Text, Patterns], ExpectedText("true, false or {name: patterns of weights}")
+    ] = Field(
         default=False,
         description="Whether to record the L2 norm of all gradients of each step, before clipping, as "
-        "the scalar gradient_norm.",
+        "the scalar gradient_norm; with {name: patterns}, also those of these weights, as "
+        "gradient_norm_{name}.",
     )
     ema: Annotated[Ema | None, BeforeValidator(_ema)] = Field(
         default=None,
@@ -500,6 +503,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         if update.loss is not None or update.objective is not None:
             changes |= {"loss": update.loss, "objective": update.objective}
         return self.model_copy(update={**changes, "updates": None})
+
+    @property
+    def gradient_norm_parts(self) -> dict[str, tuple[str, ...]]:
+        """Patterns of the weights of each norm that `gradient_norm` names, by its name."""
+        return self.gradient_norm if isinstance(self.gradient_norm, dict) else {}
 
     @property
     def update_specs(self) -> dict[str, Self]:

@@ -1,6 +1,7 @@
 """How do I see the norm of the gradients at each step, on every backend?
 
-With `gradient_norm: true` each step records the L2 norm of all gradients, before they are clipped.
+With `gradient_norm: true` each step records the L2 norm of all gradients, before they are clipped. With a
+table of patterns, as here, it also records that of the gradients of these weights, as `gradient_norm_hidden`.
 
     python examples/by_need/gradient_norm.py
 """
@@ -18,8 +19,8 @@ def model() -> Any:
     """A small regression model of 8 features."""
     import keras
 
-    hidden = keras.layers.Dense(16, activation="tanh")
-    return keras.Sequential([keras.Input((8,)), hidden, keras.layers.Dense(1)])
+    hidden = keras.layers.Dense(16, activation="tanh", name="hidden")
+    return keras.Sequential([keras.Input((8,)), hidden, keras.layers.Dense(1, name="output")])
 
 
 def data() -> isotrain.DataSet:
@@ -34,12 +35,13 @@ spec = isotrain.TrainingSpec(
     data=data,
     loss="mean_squared_error",
     optimizer={"name": "sgd", "lr": 0.0625},
-    gradient_norm=True,
+    gradient_norm={"hidden": "*hidden*", "output": ["*output/kernel", "*output/bias"]},
     global_batch_size=32,
     epochs=2,
 )
 
 if __name__ == "__main__":
     result = isotrain.run(spec, backend="torch-ddp", replicas=2)
+    hidden = result.history.scalars["gradient_norm_hidden"]
     for step, norm in result.history.scalars["gradient_norm"].items():
-        print(f"step {step}: gradient norm {norm:.4f}")
+        print(f"step {step}: gradient norm {norm:.4f}, of the hidden layer {hidden[step]:.4f}")

@@ -100,8 +100,9 @@ class ReferenceGroup(ReplicaGroup):
         self.local_replicas = (communicator.replica,)
         self._communicator = communicator
         self._trainer = ReplicaTrainer(spec, communicator.replica)
-        self._keeps_gradients = self._keeps_gradient_norm = False
-        self._gradient_norm: Array | None = None
+        self._keeps_gradients = False
+        self._norm_parts: Sequence[Sequence[int]] | None = None
+        self._gradient_norms: list[Array] = []
         self._is_sharded = False
         self._kept: list[Array] | None = None
         self._timer: ActionTimer | None = None
@@ -123,8 +124,11 @@ class ReferenceGroup(ReplicaGroup):
     def apply_gradients(self, gradients: Sequence[Sequence[Array]], learning_rate: float) -> None:
         if self._keeps_gradients:
             self._kept = [np.array(gradient) for gradient in gradients[0]]
-        if self._keeps_gradient_norm:
-            self._gradient_norm = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients[0]))
+        if self._norm_parts is not None:
+            self._gradient_norms = [
+                np.sqrt(sum(np.sum(gradients[0][index] ** 2) for index in part))
+                for part in (range(len(gradients[0])), *self._norm_parts)
+            ]
         self._trainer.update(gradients[0], learning_rate)
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
@@ -163,12 +167,11 @@ class ReferenceGroup(ReplicaGroup):
         assert self._kept is not None
         return [self._kept]
 
-    def keep_gradient_norm(self) -> None:
-        self._keeps_gradient_norm = True
+    def keep_gradient_norms(self, parts: Sequence[Sequence[int]]) -> None:
+        self._norm_parts = parts
 
-    def gradient_norm(self) -> Array:
-        assert self._gradient_norm is not None
-        return self._gradient_norm
+    def gradient_norms(self) -> list[Array]:
+        return self._gradient_norms
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

@@ -64,6 +64,11 @@ def test_it_is_refused_where_no_process_has_all_gradients(strategy: str) -> None
         isotrain.plan(fields, backend="reference", replicas=2)
 
 
+def test_patterns_that_fit_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=r"gradient_norm\.tail: 'tail\*' fits none"):
+        launch(steps, tmp_path, 1, "reference", gradient_norm={"tail": "tail*"})
+
+
 @pytest.mark.slow
 def test_it_changes_no_bit_of_a_native_run(tmp_path: Path) -> None:
     """Clipped by its global norm, and with the norm recorded or not."""
@@ -77,5 +82,6 @@ def test_it_changes_no_bit_of_a_native_run(tmp_path: Path) -> None:
             on_event=lambda event: None,
         ).weights
 
-    recorded, plain = weights("recorded", gradient_norm=True), weights("plain")
+    recorded = weights("recorded", gradient_norm={"bias": "bias"})
+    plain = weights("plain")
     assert all(np.array_equal(recorded[name], plain[name]) for name in plain)

@@ -500,12 +500,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             for replica_values in zip(*variables, strict=True)
         ]
 
-    def keep_gradient_norm(self) -> None:
-        self._trainer.update.keep_gradient_norm(self.strategy.scope)
+    def keep_gradient_norms(self, parts: Sequence[Sequence[int]]) -> None:
+        self._trainer.update.keep_gradient_norms(self.strategy.scope, parts)
         self._traced.forget()  # functions traced before measure nothing
 
-    def gradient_norm(self) -> tf.Tensor:
-        return tf.identity(copies(self._trainer.update.gradient_norm)[0])
+    def gradient_norms(self) -> list[tf.Tensor]:
+        return tf.unstack(copies(self._trainer.update.gradient_norms)[0])
 
     def start_profile(self, folder: Path) -> Callable[[], None]:
         tf.profiler.experimental.start(str(folder))

@@ -80,7 +80,8 @@ class WeightUpdate:
 
     Attributes:
         optimizer_lr_schedule: The optimizer's own learning rate schedule; None where it has none.
-        gradient_norm: Norm of the gradients of the last `apply`, a scalar; None without `keep_gradient_norm`.
+        gradient_norms: Norms of the gradients of the last `apply`, and of parts of them, shape [1 + parts];
+            None without `keep_gradient_norms`.
         frozen: Indices of the trainable weights that `apply`, as traced from now on, leaves as they are.
         kept_gradients: Gradients of the last `apply`, as variables; empty unless `keep_gradients` was called.
     """
@@ -103,7 +104,8 @@ class WeightUpdate:
         self._remote_slots: set[str] = set()
         self._global_clipnorm: float | None = None
         self.kept_gradients: list[tf.Variable] = []
-        self.gradient_norm: tf.Variable | None = None
+        self.gradient_norms: tf.Variable | None = None
+        self._norm_parts: Sequence[Sequence[int]] = ()
         self._group_rates = {
             group: keras.Variable(0.0, trainable=False, aggregation="only_first_replica")
             for group in spec.optimizer.group_schedules
@@ -217,8 +219,10 @@ class WeightUpdate:
         """Clips and applies reduced gradients, of the weights' shapes and dtypes."""
         if self.kept_gradients:
             assign_all(self.kept_gradients, self.unscaled(gradients))
-        if self.gradient_norm is not None:
-            self.gradient_norm.assign(tf.linalg.global_norm(self.unscaled(gradients)))
+        if self.gradient_norms is not None:
+            dense = self.unscaled(gradients)
+            parts = [[dense[index] for index in part] for part in self._norm_parts]
+            self.gradient_norms.assign(tf.stack([*map(tf.linalg.global_norm, (dense, *parts))]))
         trained = [index for index in range(len(self._updated)) if index not in self.frozen]
         self._optimizer.apply(
             [gradients[index] for index in trained], [self._updated[index] for index in trained]
@@ -253,16 +257,20 @@ class WeightUpdate:
                 _replica_variable(value.shape, value.dtype) for value in self._values
             ]
 
-    def keep_gradient_norm(
-        self, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    def keep_gradient_norms(
+        self,
+        scope: Callable[[], contextlib.AbstractContextManager[Any]],
+        parts: Sequence[Sequence[int]],
     ) -> None:
-        """Makes `apply`, as traced from now on, store their norm in `gradient_norm`; not traced.
+        """Makes `apply`, as traced from now on, store norms of gradients in `gradient_norms`; not traced.
 
         Args:
             scope: Scope of the `tf.distribute` strategy.
+            parts: Indices of the weights of each norm after that of all.
         """
+        self._norm_parts = parts
         with scope():
-            self.gradient_norm = _replica_variable((), self._values[0].dtype)
+            self.gradient_norms = _replica_variable((1 + len(parts),), self._values[0].dtype)
 
     def scaled(self, value: tf.Tensor) -> tf.Tensor:
         """A loss or a gradient, any shape, times the loss scale, where the precision needs one."""

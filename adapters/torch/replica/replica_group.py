@@ -122,8 +122,8 @@ class TorchReplicaGroup(ReplicaGroup):
         self._rate: float | None = None
         self._step_timer: StepTimer | None = None
         self._kept_gradients: list[torch.Tensor] | None = None
-        self._keeps_gradient_norm = False
-        self._gradient_norm: torch.Tensor | None = None
+        self._norm_parts: list[list[torch.Tensor]] | None = None
+        self._gradient_norms: list[torch.Tensor] = []
         self._is_optimizer_sharded = False
         self.statistics = self.trainer.statistics if self.replicas > 1 else []
         losses = MAX_LOSSES if self.trainer.objective else len(spec.losses("torch"))
@@ -427,12 +427,16 @@ class TorchReplicaGroup(ReplicaGroup):
         self.trainer.apply()
 
     def _keep_requested(self) -> None:
-        """Copies the gradients in `.grad`, and measures their norm, if requested."""
+        """Copies the gradients in `.grad`, and measures their norms, if requested."""
         if self._kept_gradients is not None:
             self._kept_gradients = self._unscaled_gradients()
-        if self._keeps_gradient_norm:
-            gradients = [each.grad for each in self.trainer.updated if each.grad is not None]
-            self._gradient_norm = nn.utils.get_total_norm(gradients) / self.trainer.loss_scale()
+        if self._norm_parts is not None:
+            scale = self.trainer.loss_scale()
+            self._gradient_norms = [
+                nn.utils.get_total_norm([each.grad for each in part if each.grad is not None])
+                / scale
+                for part in (self.trainer.updated, *self._norm_parts)
+            ]
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         self._is_optimizer_sharded = True
@@ -509,12 +513,12 @@ class TorchReplicaGroup(ReplicaGroup):
         assert self._kept_gradients is not None
         return [self._kept_gradients]
 
-    def keep_gradient_norm(self) -> None:
-        self._keeps_gradient_norm = True
+    def keep_gradient_norms(self, parts: Sequence[Sequence[int]]) -> None:
+        weights = list(self.trainer.trainable.values())
+        self._norm_parts = [[weights[index] for index in part] for part in parts]
 
-    def gradient_norm(self) -> torch.Tensor:
-        assert self._gradient_norm is not None
-        return self._gradient_norm
+    def gradient_norms(self) -> list[torch.Tensor]:
+        return self._gradient_norms
 
     def start_profile(self, folder: Path) -> Callable[[], None]:
         return start_profile(folder)

@@ -299,15 +299,19 @@ class FreezingGroup(Protocol):
 class GradientNormGroup(Protocol):
     """Replica group that can measure the gradients of each step (`gradient_norm` of the spec)."""
 
-    def keep_gradient_norm(self) -> None:
-        """Makes every later step measure its gradients. Local; called before the first step."""
+    def keep_gradient_norms(self, parts: Sequence[Sequence[int]]) -> None:
+        """Makes every later step measure its gradients. Local; called before the first step.
 
-    def gradient_norm(self) -> Tensor:
-        """L2 norm of all gradients together that updated the weights in the last step. Local.
+        Args:
+            parts: Indices of trainable weights whose gradients have a norm of their own, for each such norm.
+        """
+
+    def gradient_norms(self) -> list[Tensor]:
+        """L2 norms of the gradients that updated the weights in the last step. Local.
 
         Returns:
-            A scalar tensor, equal on all replicas: of the reduced and unscaled gradients, before clipping.
-            It is not waited for.
+            Scalar tensors, equal on all replicas: the norm of all gradients together, then that of each part.
+            The gradients are the reduced and unscaled ones, before clipping. They are not waited for.
         """
 
 

@@ -25,7 +25,7 @@ from isotrain.core.session.weights.frozen_models import spec_with_models
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
 from isotrain.core.session.weights.weights_file import require_storable
 from isotrain.core.spec.initial_weights import matches
-from isotrain.core.spec.optimizer_groups import group_notes
+from isotrain.core.spec.optimizer_groups import group_notes, require_match
 from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.process import gc_paused
@@ -188,6 +188,9 @@ def setup_notes(
     for name, each in spec.update_specs.items():
         trainable = group.updates[name].describe_state(("trainable",))
         notes += group_notes(each.optimizer, list(trainable))
+    for part, patterns in spec.gradient_norm_parts.items():
+        names = list(group.describe_state(("trainable",)))
+        require_match(f"gradient_norm.{part}", patterns, names)
     notes += _untrained_notes(spec, group)
     notes += loaders.notes()
     notes += [] if group.optimizer_lr_schedule() is None else [_OWN_SCHEDULE_NOTE]

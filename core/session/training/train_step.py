@@ -356,14 +356,10 @@ class TrainLoop:
         for each in updates:
             if group_rates := each.group_scalars(batch.step):
                 self.step_logger.log(batch.step, group_rates)
-        norms = {
-            each.scalar_name("gradient_norm"): norm
-            for each in applied
-            if (norm := each.gradient_norm()) is not None
-        }
-        if norms:
-            trainer_state.last_gradient_norm = norms[applied[-1].scalar_name("gradient_norm")]
-            self.step_logger.log(batch.step, norms)
+        for each in applied:
+            if norms := each.gradient_norms():
+                trainer_state.last_gradient_norm = next(iter(norms.values()))
+                self.step_logger.log(batch.step, norms)
         reporter.enter(BETWEEN_CALLS)
         return loss
 

@@ -16,6 +16,7 @@ from isotrain.core.session.training.global_gradients import GlobalGradients
 from isotrain.core.session.training.lr_schedule import LearningRates
 from isotrain.core.session.training.skipped_steps import StepSkipper
 from isotrain.core.session.training.trainer_state import TrainerState
+from isotrain.core.spec.initial_weights import matches
 from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.schedules import ConstantSchedule
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -72,8 +73,9 @@ class WeightUpdate:
         self._set_momentum = self._momentum_setter(plan.backend)
         self.set_group_rates(0)  # refused here if the backend has none
         self._norm_group = require(group, GradientNormGroup) if spec.gradient_norm else None
+        self._norm_names: list[str] = []
         if self._norm_group is not None:
-            self._norm_group.keep_gradient_norm()
+            self._norm_group.keep_gradient_norms(self._norm_parts())
 
     def _require_one_source_of_rates(self) -> None:
         """Refuses a schedule or scaling in the spec beside the optimizer's own learning-rate scheduler.
@@ -198,9 +200,26 @@ class WeightUpdate:
         if self._skipper is None or self._skipper.keeps(gradients, loss, batch.step):
             self._gradients.apply(self._group, gradients, rate)
 
-    def gradient_norm(self) -> Tensor | None:
-        """Norm of the gradients that were applied last, a scalar; None without `gradient_norm`. Local."""
-        return None if self._norm_group is None else self._norm_group.gradient_norm()
+    def _norm_parts(self) -> list[list[int]]:
+        """Indices of the update's weights of each norm of `gradient_norm`; notes the names of all norms."""
+        parts = self._spec.gradient_norm_parts
+        names = list(self._group.describe_state(("trainable",)))
+        indices = {
+            part: [index for index, name in enumerate(names) if matches(name, patterns)]
+            for part, patterns in parts.items()
+        }
+        present = [part for part in parts if indices[part]]
+        scalars = ["gradient_norm", *(f"gradient_norm_{part}" for part in present)]
+        self._norm_names = [self.scalar_name(scalar) for scalar in scalars]
+        return [indices[part] for part in present]
+
+    def gradient_norms(self) -> dict[str, Tensor]:
+        """Norms of the gradients that were applied last, scalars by the names of their records. Local.
+
+        The norm of all gradients is first; there are none without `gradient_norm`.
+        """
+        norms = [] if self._norm_group is None else self._norm_group.gradient_norms()
+        return dict(zip(self._norm_names, norms, strict=True))
 
     def scalar_name(self, scalar: str) -> str:
         """Name of a scalar of this update in records; the scalar's own without named updates."""

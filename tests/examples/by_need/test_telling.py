@@ -140,21 +140,23 @@ def test_log_media(backend: str, replicas: int, tmp_path: Path) -> None:
     assert names == {"reconstruction", "kernel", "summary"}
 
 
-def total_norm(loss: float, model: Any, optimizer: Any) -> float:
-    """The norm of the gradients that the step has used."""
-    gradients = [variable.value.grad for variable in model.trainable_variables]
-    return float(sum(float((gradient**2).sum()) for gradient in gradients) ** 0.5)
+def total_norms(loss: float, model: Any, optimizer: Any) -> list[float]:
+    """The norms of the gradients that the step has used: of all, and of each of the two layers."""
+    norms = [variable.value.grad.norm() for variable in model.trainable_variables]
+    return [float(sum(norm**2 for norm in part) ** 0.5) for part in (norms, norms[:2], norms[2:])]
 
 
 @pytest.mark.examples
 @CELLS
 def test_gradient_norm(backend: str, replicas: int, tmp_path: Path) -> None:
-    weights, norms = plain("gradient_norm", total_norm)
+    weights, norms = plain("gradient_norm", total_norms)
     result = run("gradient_norm", backend, replicas, tmp_path)
     assert_equal(result.weights, weights)
-    found = result.history.scalars["gradient_norm"]
-    assert list(found) == [*range(len(norms))]
-    np.testing.assert_allclose([*found.values()], norms, rtol=1e-12)
+    names = "gradient_norm", "gradient_norm_hidden", "gradient_norm_output"
+    for name, expected in zip(names, zip(*norms, strict=True), strict=True):
+        recorded = result.history.scalars[name]
+        assert list(recorded) == [*range(len(norms))]
+        np.testing.assert_allclose([*recorded.values()], expected, rtol=1e-12)
 
 
 def norms_of_weights(loss: float, model: Any, optimizer: Any) -> dict[str, float]:
