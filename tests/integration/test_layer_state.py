@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,47 @@ def remembering() -> Any:
             return self.head(self.state[0] / self.calls + self.cell(inputs[:, 0])[0])
 
     return Remembering()
+
+
+class Bank:
+    """An object of no library, in an attribute of a module."""
+
+    def __init__(self) -> None:
+        self.sum: Any = 0.0
+        self.calls = 0
+
+
+def noting() -> Any:
+    """A module whose state is in NumPy's arrays, numbers and generators, and behind an object."""
+    import torch
+    from torch import nn
+
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+            self.changed, self.replaced = np.zeros(4), np.zeros(4)
+            self.number: Any = np.float64(0)
+            self.bank, self.counts = Bank(), Counter()
+            self.hidden = torch.zeros(())  # a float32, and a float64 from the first call on
+            draws = random.Random(3), np.random.default_rng(3), np.random.RandomState(3)
+            self.python, self.numpy, self.legacy = draws
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            mean = inputs.detach().mean((0, 1))
+            self.changed += mean.numpy()
+            self.replaced = self.replaced - mean.numpy()
+            self.number = self.number + np.float64(mean.sum().item())
+            self.bank.sum = self.bank.sum + mean
+            self.bank.calls += 1
+            self.counts["calls"] += 1
+            self.hidden = self.hidden + mean.sum() / 3
+            drawn = self.python.random() + self.numpy.random() + self.legacy.uniform()
+            arrays = torch.from_numpy(self.changed - self.replaced / 2) + self.bank.sum
+            factor = drawn + float(self.number) + self.hidden / (self.bank.calls + 1)
+            return self.head(inputs.mean(1) * (1 + arrays) * (factor + 0.1 * self.counts["calls"]))
+
+    return Noting()
 
 
 def samples() -> isotrain.DataSet:
@@ -122,18 +165,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     portable = cases(carrying, "torch", "resumed tf")
     unrecorded = {"plain unrecorded": spec(carrying, capture=False)}
     native = cases({"torch": remembering}, "native")
-    on_torch = portable | unrecorded | native
+    on_torch = portable | unrecorded | native | cases({"torch": noting}, "noting")
     first = launched_in_turn(on_tf, work, "tf-mirrored", REPLICAS)[0]
     return {"tf": first, "torch": launched_in_turn(on_torch, work, "torch-ddp", REPLICAS)[0]}
 
 
-@pytest.mark.parametrize(("where", "kind"), [("tf", "tf"), ("torch", "torch"), ("torch", "native")])
+WHERE = [("tf", "tf"), ("torch", "torch"), ("torch", "native"), ("torch", "noting")]
+
+
+@pytest.mark.parametrize(("where", "kind"), WHERE)
 def test_other_passes_change_no_step(found: dict[str, Any], where: str, kind: str) -> None:
     of = found[where]
     assert of[f"tried {kind}"] == of[f"plain {kind}"]
 
 
-@pytest.mark.parametrize(("where", "kind"), [("tf", "tf"), ("torch", "torch"), ("torch", "native")])
+@pytest.mark.parametrize(("where", "kind"), WHERE)
 def test_checkpoints_have_layer_state(found: dict[str, Any], where: str, kind: str) -> None:
     of = found[where]
     assert of[f"saved {kind}"] + of[f"resumed {kind}"] == of[f"plain {kind}"]

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import random
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from isotrain.adapters.common.object_walk import iter_nested, set_by_path
+from isotrain.adapters.common.object_walk import is_user_object, iter_nested, set_by_path
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.tensors import overwrite
 from isotrain.adapters.torch.trainer.state import Section
 from isotrain.plugin import IsotrainError, unknown_name
 
-_NUMBERS = (bool, int, float)
+_NUMBERS = {"bool": bool, "int": int, "float": float}
+_ARRAY, _GENERATOR = "array", "generator"
+"""With the names of numbers: ends of the names of values that are no tensors, after a colon."""
+_RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 _CONTAINERS = (tuple, list, deque, dict, set)
+_LONG = "gG"
+"""Characters of NumPy's long floating-point types, which torch does not have."""
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 class Carry:
-    """Tensors and numbers in module attributes, and variables that are not weights.
+    """Tensors, numbers, arrays and random generators in module attributes, and variables that are no weights.
 
     An attribute is state once its value differs from that of the freshly built model: constants are not
     copied into checkpoints.
@@ -49,6 +57,7 @@ class Carry:
         self._device = device
         self._ignored = ignored
         self._initial = {name: (v, _version(v)) for name, v in self._attributes()}
+        """Values of the freshly built model, each with its `_version`."""
 
     def section(self) -> Section:
         """The carried state as a section of named state."""
@@ -63,44 +72,59 @@ class Carry:
                     yield from iter_nested(path, value, _is_carried, skipped)
 
     def _read_changed(self) -> dict[str, torch.Tensor]:
-        """Changed values by name: tensors in their shapes, numbers as scalars."""
+        """Changed values by name: tensors and arrays in their shapes, numbers as scalars.
+
+        The name of a value that is no tensor ends in its kind, such as `calls:int`.
+        """
         changed = dict(self.variables)
         for name, value in self._attributes():
             initial, version = self._initial.get(name, (None, None))
-            if isinstance(value, torch.Tensor):
-                if initial is not value or version != _version(value):
-                    changed[name] = value.detach()
-            elif type(initial) is not type(value) or initial != value:
-                changed[name] = torch.tensor(
-                    value, dtype=torch.float64 if type(value) is float else None
-                )
+            if type(value) in _NUMBERS.values():
+                if type(initial) is not type(value) or initial != value:
+                    dtype = torch.float64 if type(value) is float else None
+                    changed[f"{name}:{type(value).__name__}"] = torch.tensor(value, dtype=dtype)
+            elif initial is value and version == _version(value):
+                continue
+            elif isinstance(value, torch.Tensor):
+                changed[name] = value.detach()
+            elif isinstance(value, _RANDOM):
+                state = np.frombuffer(_version(value), np.uint8)
+                changed[f"{name}:{_GENERATOR}"] = torch.from_numpy(state.copy())
+            else:
+                array = np.array(value, value.dtype.newbyteorder("="))
+                changed[f"{name}:{_ARRAY}"] = torch.from_numpy(array)
         return changed
 
     def _write(self, name: str, value: torch.Tensor) -> None:
-        """Restores one value, a tensor of its shape or a number.
+        """Restores one value, a tensor of its shape or what its name ends in.
 
         Raises:
-            IsotrainError: The name belongs to no module.
+            IsotrainError: The name belongs to no module, or its random generator is gone.
         """
         if name in self.variables:
             overwrite(f"carry/{name}", self.variables[name], value)
             return
-        present = dict(self._attributes()).get(name)
-        if (
-            isinstance(present, torch.Tensor)
-            and present.shape == value.shape
-            and not present.requires_grad
-        ):
+        path, kind = _path_and_kind(name)
+        present: Any = dict(self._attributes()).get(path)
+        if kind == _GENERATOR:
+            if not isinstance(present, _RANDOM):
+                raise IsotrainError(f"{path}: expected a random generator, received {present!r}.")
+            _set_generator(present, bytes(value.tolist()))
+            return
+        if kind is None and _is_like(present, value) and not present.requires_grad:
             present.copy_(value)
             return
-        owners = [o for o in self._owners if not o or name.startswith(f"{o}.")]
+        owners = [o for o in self._owners if not o or path.startswith(f"{o}.")]
         if not owners:
-            raise IsotrainError(unknown_name("module", name.rpartition(".")[0], self._owners))
+            raise IsotrainError(unknown_name("module", path.rpartition(".")[0], self._owners))
         owner = max(owners, key=len)
         restored: Any = value.to(self._device)
-        if isinstance(present, bool | int | float):
-            restored = type(present)(value.item())
-        set_by_path(self._owners[owner], name[len(owner) :].removeprefix("."), restored)
+        if kind == _ARRAY:
+            array = value.cpu().numpy().copy()
+            restored = array[()] if isinstance(present, np.generic) else array
+        elif kind is not None:
+            restored = _NUMBERS[kind](value.item())
+        set_by_path(self._owners[owner], path[len(owner) :].removeprefix("."), restored)
 
     @contextlib.contextmanager
     def preserving_state(self) -> Iterator[None]:
@@ -113,17 +137,25 @@ class Carry:
 
     def savepoint(self) -> Callable[[], None]:
         """Copies variables, attributes and containers; returns a function that restores them in place."""
-        attributes = [(each, dict(each)) for each in self._owners.values()]
-        containers = list(self._containers())
-        tensors = [v for _, v in self._attributes() if isinstance(v, torch.Tensor)]
+        containers, objects = self._containers()
+        attributes = [(each, dict(each)) for each in (*self._owners.values(), *objects)]
+        carried = [value for _, value in self._attributes()]
+        tensors = [value for value in carried if isinstance(value, torch.Tensor)]
         tensors += self.variables.values()
         values = [tensor.detach().clone() for tensor in tensors]
+        arrays = [(each, each.copy()) for each in carried if isinstance(each, np.ndarray)]
+        states = [(each, _version(each)) for each in carried if isinstance(each, _RANDOM)]
 
         def restore() -> None:
             for each, before in attributes:
                 _restore_attributes(each, before, self._ignored)
             for container, content in containers:
                 _refill(container, content)
+            for array, numbers in arrays:
+                if array.flags.writeable:
+                    array[...] = numbers
+            for generator, state in states:
+                _set_generator(generator, state)
             with torch.no_grad():
                 for tensor, value in zip(tensors, values, strict=True):
                     if not _equal_bits(tensor, value):
@@ -131,13 +163,16 @@ class Carry:
 
         return restore
 
-    def _containers(self) -> Iterator[tuple[Any, Any]]:
-        """Mutable containers in attributes, at any depth, each with a copy of its content."""
+    def _containers(self) -> tuple[list[tuple[Any, Any]], list[dict[str, Any]]]:
+        """Mutable containers in attributes, at any depth, with copies; and attributes of objects there."""
         containers: list[Any] = []
+        objects: list[dict[str, Any]] = []
 
         def note(value: Any) -> bool:
             if isinstance(value, list | dict | set | deque):
                 containers.append(value)
+            elif is_user_object(value):
+                objects.append(vars(value))
             return _is_carried(value)
 
         skipped = {*self._objects, *map(id, self._owners.values())}
@@ -145,17 +180,55 @@ class Carry:
             for name, value in attributes.items():
                 if name not in self._ignored:
                     list(iter_nested(name, value, note, skipped))
-        return ((each, each.copy()) for each in containers)
+        return [(each, each.copy()) for each in containers], objects
 
 
 def _is_carried(value: Any) -> bool:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind in "biufc" and value.dtype.char not in _LONG
     is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-    return is_tensor or type(value) in _NUMBERS
+    return is_tensor or type(value) in _NUMBERS.values() or isinstance(value, _RANDOM)
 
 
-def _version(value: Any) -> int | None:
+def _version(value: Any) -> Any:
+    """Mark that changes if a value is changed in place; of a random generator, its state as JSON."""
+    if isinstance(value, _RANDOM):
+        state: Any
+        if isinstance(value, random.Random):
+            state = value.getstate()
+        elif isinstance(value, np.random.RandomState):
+            state = value.get_state(legacy=False)
+        else:
+            state = value.bit_generator.state
+        return json.dumps(state, default=np.ndarray.tolist).encode()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype, value.shape, hash(value.tobytes())
     is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
     return private_api.version_of(value) if is_counted else None
+
+
+def _set_generator(generator: Any, state: bytes) -> None:
+    """Sets a random generator to a state that `_version` has given."""
+    values = json.loads(state)
+    if isinstance(generator, random.Random):
+        version, words, gauss = values
+        generator.setstate((version, tuple(words), gauss))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(values)
+    else:
+        generator.bit_generator.state = values
+
+
+def _path_and_kind(name: str) -> tuple[str, str | None]:
+    """Path of a value, and the kind that ends its name; None for a tensor."""
+    path, _, kind = name.rpartition(":")
+    return (path, kind) if kind in (*_NUMBERS, _ARRAY, _GENERATOR) and path else (name, None)
+
+
+def _is_like(present: Any, value: torch.Tensor) -> bool:
+    """Whether a present value is a tensor of the shape and dtype of another one."""
+    is_tensor = isinstance(present, torch.Tensor)
+    return is_tensor and present.shape == value.shape and present.dtype == value.dtype
 
 
 def _equal_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
