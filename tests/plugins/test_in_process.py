@@ -56,7 +56,7 @@ class Watching:
     @isotrain.hookimpl
     def isotrain_epoch_ended(self, epoch, metrics):
         with self.lock:
-            print("heard of epoch", epoch, flush=True)
+            print(f"heard of epoch {epoch}\\n", end="", flush=True)
 
 isotrain.register(isotrain.testing.reference)
 isotrain.register(Watching())

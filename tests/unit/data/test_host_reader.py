@@ -28,6 +28,11 @@ from isotrain.core.errors import DataError, PeerLostError
 Connect = Callable[..., list[SharedStream]]
 
 
+def slow(*values: Any) -> Any:
+    """A case that the everyday tests leave out: each starts processes of its own."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def targets_of(batch: Any) -> Any:
     return [[(p.targets["class"].tolist(), p.count) for p in local] for local in batch.slices]
 
@@ -67,8 +72,7 @@ def separate_pids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isotrain.core.data.host_reader.host_reader.os.getpid", threading.get_ident)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
-@pytest.mark.parametrize("samples", [20, None])
+@pytest.mark.parametrize(("samples", "processes"), [(20, 3), slow(20, 1), slow(None, 2)])
 def test_a_stream_is_read_once_for_all_processes(
     connect: Connect, processes: int, samples: int | None, tmp_path: Path
 ) -> None:
@@ -217,8 +221,10 @@ def in_turn() -> list[int]:
 SHARDED = {"global_batch_size": 9, "state_seconds": 0.0}
 
 
-@pytest.mark.parametrize("kind", ["function", "asking"])
-@pytest.mark.parametrize(("processes", "shard_processes"), [(1, 1), (1, 2), (2, 3), (1, 5)])
+@pytest.mark.parametrize(
+    ("kind", "processes", "shard_processes"),
+    [("asking", 2, 3), slow("function", 1, 2), slow("function", 1, 5), slow("asking", 1, 1)],
+)
 def test_samples_of_shards_come_in_turn_by_any_number_of_readers(
     connect: Connect, kind: str, processes: int, shard_processes: int
 ) -> None:
@@ -236,7 +242,7 @@ def test_samples_of_shards_come_in_turn_by_any_number_of_readers(
     assert numbers_of(batches_of(here, 0, 1, **SHARDED)) == in_turn() * 2
 
 
-@pytest.mark.parametrize("step", [4, 8, 13])
+@pytest.mark.parametrize("step", [8, slow(4), slow(13)])
 def test_shards_resume_by_their_states_with_another_number_of_readers(
     connect: Connect, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +262,7 @@ def test_shards_resume_by_their_states_with_another_number_of_readers(
         batches_of(other, 0, 1, start=(step, state), **SHARDED)
 
 
+@pytest.mark.slow
 def test_shards_may_be_more_than_a_socket_holds_messages(connect: Connect) -> None:
     (stream,) = connect(reader_programs.many, shard_processes=2)
     made = loader(stream, global_batch_size=50, epochs=2)
@@ -277,8 +284,8 @@ def test_many_shards_are_read_in_smaller_chunks(shards: int, processes: int, siz
     ("kind", "end"),
     [
         ("killed", "the process that reads shard 1 of the stream was ended by SIGKILL"),
-        ("raising", r"raised RuntimeError: a broken shard\n(.*\n)+.*in raising_shard"),
-        ("deaf", "CountedShards does not ask torch's get_worker_info for its shard"),
+        slow("raising", r"raised RuntimeError: a broken shard\n(.*\n)+.*in raising_shard"),
+        slow("deaf", "CountedShards does not ask torch's get_worker_info for its shard"),
     ],
 )
 def test_the_failure_of_a_reader_of_shards_is_told(connect: Connect, kind: str, end: str) -> None:
@@ -287,6 +294,7 @@ def test_the_failure_of_a_reader_of_shards_is_told(connect: Connect, kind: str, 
         batches_of(stream, 0, 1, **SHARDED)
 
 
+@pytest.mark.slow
 def test_a_process_of_shards_that_hangs_is_named_with_its_stack(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
