@@ -44,9 +44,11 @@ class ReadCount:
 
 
 def _nbytes(leaf: Any) -> int:
-    """Bytes of an array, a tensor or the parts of a dataclass; 0 for anything else."""
+    """Bytes of an array, a tensor, a number, a text or the parts of a dataclass; 0 for anything else."""
     if is_structure(leaf):
         return sum(_nbytes(part) for _, part in leaves(dict(as_mapping(leaf, "")), "", lists=True))
+    if isinstance(leaf, int | float | str | bytes):
+        return len(leaf) if isinstance(leaf, str | bytes) else 8
     if hasattr(leaf, "nbytes"):
         return int(leaf.nbytes)
     size = getattr(getattr(leaf, "dtype", None), "size", 0)  # of a tensor of TensorFlow

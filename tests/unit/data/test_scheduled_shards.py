@@ -158,16 +158,17 @@ class Sample:
     """A sample with parts by name."""
 
     inputs: np.ndarray
-    targets: np.ndarray
+    targets: int
+    text: str
 
 
-def test_bytes_of_dataclasses_are_counted() -> None:
+def test_bytes_of_samples_of_any_kind_are_counted() -> None:
     def shard(index: int, shards: int) -> Iterator[Sample]:
-        yield from [Sample(np.zeros(3, np.float32), np.array(index))] * 4
+        yield from [Sample(np.zeros(3, np.float32), index, "12345")] * 4
 
     stream = sample_stream(shard, "inputs", "targets", samples=[4, 4])
     targets_of(stream, 0, 1, epochs=1)
-    assert stream.read_count == ReadCount(8, 8 * (3 * 4 + 8))
+    assert stream.read_count == ReadCount(8, 8 * (3 * 4 + 8 + 5))
 
 
 def test_a_transform_has_no_partners() -> None:
