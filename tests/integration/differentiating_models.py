@@ -82,6 +82,15 @@ def with_forces(model: Any, batch: Any) -> Any:
     return ((predictions - targets) ** 2).mean(1), predictions
 
 
+def slopes(targets: Any, predictions: Any) -> Any:
+    """A metric that differentiates: twice the mean absolute error."""
+    import torch
+
+    predictions = predictions.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(((predictions - targets) ** 2).sum(), predictions)
+    return gradient.abs().mean(1)
+
+
 COMMON: dict[str, Any] = {
     "data": forces,
     "metrics": ["mean_absolute_error"],
@@ -92,7 +101,12 @@ COMMON: dict[str, Any] = {
     "threads": 1,
 }
 NATIVE: dict[str, dict[str, Any]] = {
-    "forces": {**COMMON, "model": {"torch": potential}, "loss": "mse"},
+    "forces": {
+        **COMMON,
+        "model": {"torch": potential},
+        "loss": "mse",
+        "metrics": ["mean_absolute_error", slopes],
+    },
     "penalty": {**COMMON, "model": {"torch": net}, "objective": penalised},
 }
 PORTABLE: dict[str, dict[str, Any]] = {
@@ -138,9 +152,11 @@ def by_torch(given: dict[str, np.ndarray], name: str) -> dict[str, Any]:
         objective(model, (inputs[rows], targets[rows]))[0].mean().backward()
         optimizer.step()
     losses, predictions = objective(model, (inputs[TRAIN:], targets[TRAIN:]))
+    error = float((predictions - targets[TRAIN:]).abs().mean())
     return {
         "loss": float(losses.mean()),
-        "mean_absolute_error": float((predictions - targets[TRAIN:]).abs().mean()),
+        "mean_absolute_error": error,
+        "slopes": 2 * error,
         "predicted": predictions.detach().numpy(),
         "after": {key: value.numpy() for key, value in model.state_dict().items()},
     }

@@ -13,6 +13,7 @@ from isotrain.adapters.common import spec_components as choices
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.keras import builtin_names as keras_names
+from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.loss import functional
 from isotrain.adapters.torch.loss.per_output import PerOutputLoss
 from isotrain.adapters.torch.loss.total import TotalLoss
@@ -168,6 +169,7 @@ def _build_custom(component: Component, device: torch.device) -> Metric:
 
         return KerasMetric(custom)
     function = choices.as_function(custom, component, "metrics")
+    function = functools.partial(WithoutGradients(), function)
     return MeanMetric(function, component.label.rpartition(":")[2], device)
 
 
