@@ -41,6 +41,7 @@ class ShardSchedule:
         """Keeps the number of samples of each shard."""
         self.lengths: NDArray[np.int64] = np.asarray(lengths, np.int64)
         self.samples = int(self.lengths.sum())
+        self._shards = len(lengths)
         self.checksum = fingerprint((self.lengths, None))
 
     def counts(self, samples: int) -> NDArray[np.int64]:
@@ -52,28 +53,22 @@ class ShardSchedule:
     def _counts_in_epoch(self, samples: int) -> NDArray[np.int64]:
         """The same in one epoch, in which sample i of n in a shard is due at (i + 1/2) / n of the epoch.
 
-        The time at which so many are due is found by bisection, which is exact and equal on all machines:
-        rounding keeps the number of samples that are due a monotonic function of the time.
+        Those that are due at the same time come in the order of the shards. At each time as many are due as
+        the time demands, up to half a sample of each shard; so only those of around that time are sorted.
         """
-        if not samples:
-            return np.zeros_like(self.lengths)
-        low, high = 0.0, 1.0
-        while low < (middle := (low + high) / 2) < high:
-            if self._due(middle).sum() < samples:
-                low = middle
-            else:
-                high = middle
-        before = self._due(low)
-        together = (
-            self._due(high) - before
-        )  # at the same time: those of the first shards come first
-        earlier = np.cumsum(together) - together
-        counts: NDArray[np.int64] = before + np.clip(samples - before.sum() - earlier, 0, together)
-        return counts
+        before, after = (self._due(samples + margin) for margin in (-self._shards, self._shards))
+        counts = after - before
+        shards = np.repeat(np.arange(self._shards), counts)
+        positions = np.arange(len(shards)) + np.repeat(before - np.cumsum(counts) + counts, counts)
+        in_order = np.argsort((positions + 0.5) / self.lengths[shards], kind="stable")
+        chosen = shards[in_order[: samples - before.sum()]]
+        return before + np.bincount(chosen, minlength=self._shards)
 
-    def _due(self, moment: float) -> NDArray[np.int64]:
-        due: NDArray[np.float64] = np.floor(moment * self.lengths + 0.5)
-        return due.astype(np.int64)
+    def _due(self, samples: int) -> NDArray[np.int64]:
+        """Number of samples of each shard that are due when so many of all should be."""
+        due = np.floor(samples / self.samples * self.lengths + 0.5).astype(np.int64)
+        clipped: NDArray[np.int64] = np.clip(due, 0, self.lengths)
+        return clipped
 
 
 class ScheduledReading:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def test_shards_keep_their_proportions(lengths: Sequence[int]) -> None:
         before = counts
     assert schedule.counts(total).tolist() == list(lengths)
     assert schedule.counts(3 * total).tolist() == [3 * each for each in lengths]
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (0, 3, 1), (6, 10, 15), tuple(range(20))])
+def test_samples_are_due_in_the_middle_of_their_parts_of_an_epoch(lengths: Sequence[int]) -> None:
+    due = [(Fraction(2 * i + 1, 2 * n), shard) for shard, n in enumerate(lengths) for i in range(n)]
+    shards = [shard for _, shard in sorted(due)]
+    schedule = ShardSchedule(lengths)
+    for samples in range(len(shards) + 1):
+        expected = np.bincount(shards[:samples], minlength=len(lengths))
+        assert schedule.counts(samples).tolist() == expected.tolist()
 
 
 def test_shards_of_one_length_come_in_turn() -> None:
