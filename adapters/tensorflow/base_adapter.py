@@ -53,6 +53,9 @@ class TensorFlowAdapter(Adapter):
     draws_per_sample = True
     has_per_replica_state = True
     optimizer_state_names = KerasOptimizerStateNames()
+    program_hooks: ClassVar[Mapping[str, str]] = {
+        "keras": "isotrain.adapters.tensorflow.program_hooks:install"
+    }
 
     def framework_availability(self) -> Availability:
         """Whether TensorFlow and Keras are installed. Imports neither."""

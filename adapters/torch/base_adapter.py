@@ -6,7 +6,7 @@ import importlib.util
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters.common import private_api
 from isotrain.adapters.common.layout_capabilities import fully_sharded_bytes
@@ -46,7 +46,9 @@ class TorchAdapter(TcpParameterServer):
     draws_per_sample = True
     has_per_replica_state = True
     optimizer_state_names = TorchOptimizerStateNames()
-    program_hooks = "isotrain.adapters.torch.program_hooks:install"
+    program_hooks: ClassVar[Mapping[str, str]] = {
+        "torch": "isotrain.adapters.torch.program_hooks:install"
+    }
 
     @abstractmethod
     def connect(self, backend_config: BackendConfig, context: ProcessContext) -> Communicator:

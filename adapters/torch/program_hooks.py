@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import traceback
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
+
+from isotrain.adapters.common.program_hooks import call_after, call_before, safe
 
 if TYPE_CHECKING:
     from isotrain.plugin import ProgramRecorder
@@ -39,57 +40,20 @@ def install(recorder: ProgramRecorder) -> None:
     """Hooks modules, optimizers, clipping, losses and collectives of this process."""
     hooks = _Hooks(recorder)
     module = torch.nn.modules.module
-    module.register_module_forward_pre_hook(_safe(hooks.enter))
-    module.register_module_forward_hook(_safe(hooks.leave), with_kwargs=True, always_call=True)
+    module.register_module_forward_pre_hook(safe(hooks.enter))
+    module.register_module_forward_hook(safe(hooks.leave), with_kwargs=True, always_call=True)
     optimizer = importlib.import_module("torch.optim.optimizer")
-    optimizer.register_optimizer_step_pre_hook(_safe(hooks.before_step))
-    optimizer.register_optimizer_step_post_hook(_safe(hooks.after_step))
-    _call_before(torch.autograd, "backward", hooks.backward)
-    _call_after(torch.autograd, "backward", hooks.after_backward)
-    _call_before(nn.functional, "cross_entropy", hooks.cross_entropy)
-    _call_before(torch.amp.GradScaler, "unscale_", lambda *args, **kwargs: hooks.note("unscale"))
+    optimizer.register_optimizer_step_pre_hook(safe(hooks.before_step))
+    optimizer.register_optimizer_step_post_hook(safe(hooks.after_step))
+    call_before(torch.autograd, "backward", hooks.backward)
+    call_after(torch.autograd, "backward", hooks.after_backward)
+    call_before(nn.functional, "cross_entropy", hooks.cross_entropy)
+    call_before(torch.amp.GradScaler, "unscale_", lambda *args, **kwargs: hooks.note("unscale"))
     for owner in (nn.utils, nn.utils.clip_grad):
-        _call_after(owner, "clip_grad_norm_", hooks.clipped)
+        call_after(owner, "clip_grad_norm_", hooks.clipped)
     if torch.distributed.is_available():
         for name in _COLLECTIVES:
-            _call_before(torch.distributed, name, functools.partial(hooks.collective, name))
-
-
-def _safe(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, whose own errors are printed and do not reach the program."""
-
-    @functools.wraps(hook)
-    def guarded(*args: Any, **kwargs: Any) -> None:
-        try:
-            hook(*args, **kwargs)
-        except Exception:  # what programs do is not known
-            text = traceback.format_exc()
-            print(f"isotrain trace: this is not recorded:\n{text}", file=sys.stderr, flush=True)
-
-    return guarded
-
-
-def _call_before(owner: Any, name: str, hook: Callable[..., None]) -> None:
-    function, hook = getattr(owner, name), _safe(hook)
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        hook(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def _call_after(owner: Any, name: str, hook: Callable[..., None]) -> None:
-    function, hook = getattr(owner, name), _safe(hook)
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        hook(result, *args, **kwargs)
-        return result
-
-    setattr(owner, name, wrapped)
+            call_before(torch.distributed, name, functools.partial(hooks.collective, name))
 
 
 class _Hooks:

@@ -391,15 +391,15 @@ def _random_layers(case: Case) -> Cause | None:
     passes = [rank.passes()[0] for rank in case.run_step.ranks if rank.passes()]
     if not passes or not all(event["dropout"] and event["training"] for event in passes):
         return None
-    states = {event["random"]["torch"] for event in passes}
+    states = {str(event["random"]) for event in passes}
     of_reference = {
-        rank.passes()[0]["random"]["torch"] for rank in case.reference_step.ranks if rank.passes()
+        str(rank.passes()[0]["random"]) for rank in case.reference_step.ranks if rank.passes()
     }
     if len(passes) > 1 and len(states) == 1 and len(of_reference) > 1:
         return Cause(
             "same-random-numbers-on-every-rank",
             "random layers draw the same numbers in every process",
-            [f"all {len(passes)} processes have the same state of torch's generator"],
+            [f"all {len(passes)} processes have the same state of the random generator"],
             "add the rank to the seed once the weights are made.",
         )
     if states == of_reference:
@@ -407,7 +407,9 @@ def _random_layers(case: Case) -> Cause | None:
     return Cause(
         "random-layers",
         "random layers draw other numbers",
-        ["the model has dropout, and torch's generator is in another state than in the reference"],
+        [
+            "the model has dropout, and the random generator is in another state than in the reference"
+        ],
         "seed alike; over another number of processes, dropout draws other numbers anyway.",
     )
 

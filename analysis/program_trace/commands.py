@@ -80,10 +80,12 @@ def _tell(made: ProgramTrace, options: argparse.Namespace) -> None:
 
 
 def program_hooks() -> dict[str, str]:
-    """Import strings of the functions that hook a framework, by the framework's name."""
+    """Import strings of the functions that hook a framework, by the module after whose import they do."""
     host = plugin_manager()
-    adapters = map(host.backend, host.backends.names())
-    return {each.framework: each.program_hooks for each in adapters if each.program_hooks}
+    hooks: dict[str, str] = {}
+    for name in host.backends.names():
+        hooks |= host.backend(name).program_hooks
+    return hooks
 
 
 def compare_traces(options: argparse.Namespace) -> ExitCode:

@@ -138,7 +138,8 @@ def read_trace(folder: str | Path) -> ProgramTrace:
         if header["rank"] in by_rank:
             raise IsotrainError(
                 f"{folder}: there are two processes of rank {header['rank']}. Trace one training at a time,"
-                " without restarts; each process must know its rank by torch.distributed or Horovod."
+                " without restarts; each process must know its rank by torch.distributed, tf.distribute or"
+                " Horovod."
             )
         by_rank[header["rank"]], processes = lines, header["processes"]
     if len(by_rank) < processes:
@@ -151,7 +152,8 @@ def read_trace(folder: str | Path) -> ProgramTrace:
     if not keys:
         raise IsotrainError(
             f"{folder}: expected a trace with steps of an optimizer, found none. Make one with"
-            " `isotrain trace --output DIR -- PROGRAM`, of a program that trains with an optimizer of torch."
+            " `isotrain trace --output DIR -- PROGRAM`, of a program that trains with an optimizer of torch"
+            " or Keras."
         )
     steps = [GlobalStep(*key, [rank[key] for rank in ranks]) for key in keys]
     ends = [

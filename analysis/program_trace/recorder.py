@@ -36,7 +36,7 @@ class Recorder:
         """
         self.is_recording = True
         self._folder = folder
-        self._steps = steps
+        self.steps = steps
         self._counts: dict[int, int] = {}
         self._events: list[dict[str, Any]] = []
         self._rank, self._processes = 0, 1
@@ -45,7 +45,11 @@ class Recorder:
 
     def wants(self, optimizer: int) -> bool:
         """Whether fewer than `steps` steps of an optimizer have been written."""
-        return self._counts.get(optimizer, 0) < self._steps
+        return self._counts.get(optimizer, 0) < self.steps
+
+    def of_another_replica(self) -> Recorder:
+        """A recorder of as many steps, which writes another file."""
+        return Recorder(self._folder, self.steps)
 
     def set_rank(self, rank: int, processes: int) -> None:
         """Tells the process's rank and the number of processes."""
@@ -74,7 +78,7 @@ class Recorder:
         self._write(
             {"kind": "step", "optimizer": optimizer, "step": step, "events": events, **facts}
         )
-        self.is_recording = min(self._counts.values()) < self._steps
+        self.is_recording = min(self._counts.values()) < self.steps
 
     def end(self) -> None:
         """Writes the events after the last step, such as an evaluation."""

@@ -24,6 +24,9 @@ class ProgramRecorder(Protocol):
     def wants(self, optimizer: int) -> bool:
         """Whether the next step of an optimizer is to be recorded."""
 
+    def of_another_replica(self) -> ProgramRecorder:
+        """A recorder of another replica of this process."""
+
     def set_rank(self, rank: int, processes: int) -> None:
         """Tells the process's rank and the number of processes. Called before the first step."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from integration.program_zoo.keras_programs import KERAS_PROGRAMS
 from integration.program_zoo.programs import CLEAN, PROGRAMS
 
 from isotrain.analysis.program_trace.comparison import compare
@@ -201,7 +202,8 @@ def test_the_page_lists_every_program() -> None:
     page = (TESTS.parent / "docs" / "trace.md").read_text(encoding="utf-8")
     table = page.partition("<!-- zoo -->")[2].partition("<!-- /zoo -->")[0]
     links = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", table)
-    rows = [f"| `{entry.code}` | {entry.source} |" for entry in PROGRAMS.values()]
+    entries = [*PROGRAMS.values(), *KERAS_PROGRAMS.values()]
+    rows = [f"| `{entry.code}` | {entry.source} |" for entry in entries]
     assert links.split("\n")[3:-1] == rows
 
 

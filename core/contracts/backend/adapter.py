@@ -58,8 +58,9 @@ class Adapter(ABC):
             `probe_objective`, `probe_step_objective` and `digits_model`), for backends that train no portable
             models.
         optimizer_state_names: Optimizer state names of its native models, to resume in another framework.
-        program_hooks: Import string of a function that hooks the framework in a program of others, and
-            tells a `ProgramRecorder` what it does; None: `isotrain trace` does not see the framework.
+        program_hooks: By module, the import string of a function that hooks it in a program of others once
+            it is imported, and tells a `ProgramRecorder` what the program does. `isotrain trace` sees no
+            framework without.
     """
 
     name: ClassVar[str]
@@ -83,7 +84,7 @@ class Adapter(ABC):
     exports: ClassVar[frozenset[ExportForm]] = frozenset()
     conformance_models: ClassVar[str | None] = None
     optimizer_state_names: ClassVar[OptimizerStateNames | None] = None
-    program_hooks: ClassVar[str | None] = None
+    program_hooks: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def availability(self) -> Availability:

@@ -8,37 +8,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from integration.program_zoo.entry import Entry, Program
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 SAMPLES, BATCH, CLASSES = 48, 12, 3
-Program = Callable[[int, int, bool], None]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A program of the zoo.
-
-    Attributes:
-        train: The program.
-        code: Code of the cause that a comparison must find.
-        right: Number of processes of the right one.
-        wrong: Number of processes of the one with the fault.
-        source: Where such a fault was.
-    """
-
-    train: Program
-    code: str
-    right: int
-    wrong: int
-    source: str
-
 
 PROGRAMS: dict[str, Entry] = {}
 

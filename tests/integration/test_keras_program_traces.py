@@ -1,0 +1,141 @@
+"""Traces of programs of Keras and TensorFlow: where they part, and which fault of the zoo it is."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from integration.program_zoo.keras_programs import KERAS_CLEAN, KERAS_PROGRAMS
+
+from isotrain.analysis.program_trace.comparison import compare
+from isotrain.analysis.program_trace.reading import ProgramTrace, read_trace
+from isotrain.core.launching.processes.ports import Ports
+
+pytestmark = pytest.mark.examples
+SEEDS = 2
+TESTS = Path(__file__).parents[1]
+LOOP = """
+import json, os, subprocess, sys
+kind, divisor = sys.argv[1], int(sys.argv[2])
+if kind == "workers":
+    addresses = [f"localhost:{port}" for port in (PORTS)]
+    children = []
+    for index in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        command = [sys.executable, __file__, "worker", sys.argv[2]]
+        children.append(subprocess.Popen(command, env={**os.environ, "TF_CONFIG": json.dumps(task)}))
+    sys.exit(max(child.wait() for child in children))
+
+import numpy as np
+import tensorflow as tf
+
+if kind == "worker":
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+else:
+    count = int(kind)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    logical = [tf.config.LogicalDeviceConfiguration()] * count
+    tf.config.set_logical_device_configuration(cpu, logical)
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(count)])
+
+import keras
+
+keras.utils.set_random_seed(1)
+draw = np.random.default_rng(0)
+x, y = draw.normal(size=(48, 8)).astype("float32"), draw.integers(3, size=48)
+with strategy.scope():
+    layers = [keras.Input((8,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    optimizer = keras.optimizers.SGD(0.1)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+
+def train(inputs, labels):
+    with tf.GradientTape() as tape:
+        loss = loss_of(labels, model(inputs, training=True)) / divisor
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+
+@tf.function
+def step(inputs, labels):
+    strategy.run(train, (inputs, labels))
+
+
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+options = tf.data.Options()
+options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+for _ in range(6):
+    for inputs, labels in strategy.experimental_distribute_dataset(data.with_options(options)):
+        step(inputs, labels)
+"""
+"""A loop under `tf.distribute`: its replicas or `workers`, and the divisor of its summed loss."""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ProgramTrace]:
+    """Traces by name; the programs run once, those of one process and those of two."""
+    folder = tmp_path_factory.mktemp("zoo")
+    record = [sys.executable, "-m", "integration.program_zoo.keras_recording", folder, str(SEEDS)]
+    horovodrun = [Path(sys.executable).with_name("horovodrun"), "-np", "2"]
+    for command in (record, [*horovodrun, *record]):
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": str(TESTS)}, check=True)
+    return functools.cache(lambda name: read_trace(folder / f"keras-{name}"))
+
+
+@pytest.mark.parametrize("name", KERAS_PROGRAMS)
+def test_the_fault_of_each_program_is_named(
+    trace: Callable[[str], ProgramTrace], name: str
+) -> None:
+    found = compare(trace(f"{name}-right"), trace(f"{name}-wrong"))
+    assert not found.agree
+    assert found.causes[0].code == KERAS_PROGRAMS[name].code, [c.evidence for c in found.causes]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", KERAS_CLEAN)
+def test_programs_that_differ_by_rounding_agree(
+    trace: Callable[[str], ProgramTrace], name: str, seed: int
+) -> None:
+    """One process and two; `fit` and a loop."""
+    for one, other in itertools.permutations([trace(f"{name}-{seed}-{count}") for count in (1, 2)]):
+        found = compare(one, other)
+        assert found.agree, found.differences[0]
+        assert found.steps == 4
+
+
+def test_programs_are_traced_as_they_are(tmp_path: Path) -> None:
+    """Functions of TensorFlow, also after the recorded steps; replicas in one process and in two."""
+    script = tmp_path / "loop.py"
+    with contextlib.closing(Ports()) as ports:
+        script.write_text(LOOP.replace("PORTS", ", ".join(map(str, ports.take(2)))))
+    for name, words in {"one": "1 12", "sum": "2 6", "workers": "workers 12"}.items():
+        command = [
+            sys.executable,
+            "-m",
+            "isotrain",
+            "trace",
+            "--output",
+            name,
+            "--",
+            sys.executable,
+        ]
+        made = subprocess.run(
+            [*command, script.name, *words.split()], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert made.returncode == 0, made.stderr
+        assert "not recorded" not in made.stderr
+    one = read_trace(tmp_path / "one")
+    assert (one.processes, len(one.steps)) == (1, 20)
+    found = compare(one, read_trace(tmp_path / "sum"))
+    assert found.causes[0].code == "sum-instead-of-mean"
+    found = compare(one, read_trace(tmp_path / "workers"))
+    assert found.agree, found.differences[0]
+    assert found.losses[0] == pytest.approx(found.losses[0][::-1], rel=1e-5)
