@@ -27,15 +27,19 @@ def busy_cores(seconds: float) -> float:
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:
     """Number of NVIDIA GPUs that a process with these environment variables sees (`CUDA_VISIBLE_DEVICES`).
 
-    As in CUDA, entries after the first index that no GPU has are ignored; UUIDs are taken as they are.
+    As in CUDA, entries after the first index that no GPU has are ignored, a repeated entry means none, and a
+    process sees one MIG instance at most; UUIDs are taken as they are.
     """
     present = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     mask = variables.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         return present
     entries = (entry.strip() for entry in mask.split(","))
-    seen = itertools.takewhile(lambda entry: _is_gpu(entry, present), entries)
-    return min(present, sum(1 for _ in seen))
+    seen = list(itertools.takewhile(lambda entry: _is_gpu(entry, present), entries))
+    if len(set(seen)) < len(seen):
+        return 0
+    is_mig = bool(seen) and seen[0].startswith("MIG-")
+    return min(1 if is_mig else present, len(seen))
 
 
 def _is_gpu(entry: str, present: int) -> bool:

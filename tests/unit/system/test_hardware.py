@@ -44,6 +44,9 @@ def test_busy_cores_are_those_of_the_affinity_mask(monkeypatch: pytest.MonkeyPat
         ("1,-1,2", 1),
         ("GPU-8f6,GPU-11c", 2),
         ("MIG-5d2", 1),
+        ("MIG-5d2,MIG-7e1", 1),
+        ("1,1", 0),
+        ("GPU-8f6,GPU-8f6", 0),
     ],
 )
 def test_gpus_are_seen_as_cuda_sees_them(
