@@ -502,24 +502,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.in_this_process:
         return _make(options.in_this_process)
     report: Figures = {"machine": machine(), "device": options.device, "checks": {}}
+    torch_build = report["machine"]["torch"]
+    if options.device == "gpu" and (isinstance(torch_build, str) or not torch_build["capability"]):
+        print("torch can use no GPU here; --device cpu makes the checks on CPUs", file=sys.stderr)
+        return 2
     lock = threading.Lock()
+
+    def write() -> None:
+        if options.output:
+            options.output.write_text(json.dumps(report, indent=1), encoding="utf-8")
 
     def make(name: str) -> None:
         print(f"{name}: begins", file=sys.stderr, flush=True)
-        outcome = _in_process(name, options.device)
+        outcome = in_process(name, options.device)
         told = f"{name}: {outcome['verdict']} in {outcome['seconds']:.0f} s"
         print(told, file=sys.stderr, flush=True)
         with lock:
             report["checks"][name] = outcome
-            if options.output:
-                options.output.write_text(json.dumps(report, indent=1), encoding="utf-8")
+            write()
 
+    write()  # a file that cannot be written is noticed before the checks
     names = options.check or list(CHECKS)
-    with ThreadPoolExecutor(max(1, hardware.cores() // _CORES_PER_CHECK)) as pool:
-        list(pool.map(make, [name for name in names if name not in ALONE]))
-    for name in ALONE:
-        if name in names:
-            make(name)
+    try:
+        with ThreadPoolExecutor(max(1, hardware.cores() // _CORES_PER_CHECK)) as pool:
+            list(pool.map(make, [name for name in names if name not in ALONE]))
+        for name in ALONE:
+            if name in names:
+                make(name)
+    except KeyboardInterrupt:
+        print(_text(report))
+        return 130
     print(_text(report))
     return int(any(each["verdict"] == "failed" for each in report["checks"].values()))
 
@@ -540,7 +552,7 @@ def _described(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))[-6000:]
 
 
-def _in_process(name: str, device: str) -> Figures:
+def in_process(name: str, device: str) -> Figures:
     """Makes one check in a process of its own.
 
     One that exceeds its time limit is aborted, and its error is the stack of each thread.

@@ -34,3 +34,24 @@ def test_makes_checks_on_the_cpu(
     assert "most recent call first" in checks["precision"]["error"]
     assert code == 1
     assert "native-equality" in capsys.readouterr().out
+
+
+def test_without_a_gpu_no_check_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_report.main(["--check", "precision"]) == 2
+    assert "torch can use no GPU here" in capsys.readouterr().err
+
+
+def test_what_was_made_before_ctrl_c_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str, device: str) -> dict[str, object]:
+        if name == "resume":
+            raise KeyboardInterrupt
+        return {"verdict": "passed", "seconds": 1.0, "figures": {}}
+
+    monkeypatch.setattr(gpu_report, "in_process", interrupted)
+    arguments = ["--device", "cpu", "--check", "precision", "--check", "resume"]
+    assert gpu_report.main([*arguments, "--output", str(tmp_path / "report.json")]) == 130
+    assert "precision" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError):  # at once
+        gpu_report.main([*arguments, "--output", str(tmp_path / "none" / "report.json")])
