@@ -7,20 +7,26 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from isotrain.core.contracts.backend.adapter_protocols import Message
+from isotrain.core.contracts.backend.group_hooks import PassCosts
 from isotrain.core.contracts.events import RunFailed
-from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
+from isotrain.core.contracts.launcher import LOCAL, Allocation, HostSlots, LauncherChoice
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError
-from isotrain.core.launching.probe_run import probe_run
+from isotrain.core.launching.probe_run import probe_rank_zero, probe_run
 from isotrain.core.launching.run_directory.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.pipeline.profile import LayerCost
+from isotrain.core.planning import gpu_plan as gpu_plans
 from isotrain.core.planning.cluster_environment import detect_cluster_info, explain_rank
+from isotrain.core.planning.cluster_resources import ClusterResources, layout_of
+from isotrain.core.planning.gpu_plan import GpuPlan
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import plugin_manager
@@ -34,7 +40,7 @@ from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.sections import StrategyLike
 from isotrain.core.system.process import environ_set
-from isotrain.core.worker.entry_points import LOST_WEIGHTS, measure_model, train
+from isotrain.core.worker.entry_points import LOST_WEIGHTS, measure_model, record_steps, train
 
 if TYPE_CHECKING:
     from isotrain.core.session.session import Session
@@ -261,14 +267,80 @@ def measured_plan(
     resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
     choice = LauncherChoice(launcher, launcher_options or {})
     incomplete = make_plan(resolved, backend=backend, replicas=replicas, launcher=choice)
+    return complete_plan(incomplete, resolved, _measured_stats(resolved, incomplete, quiet))
+
+
+def _measured_stats(resolved: ResolvedSpec, plan: Plan, quiet: bool) -> ModelStats:
+    """Statistics of the data and the model of a plan."""
     with waiting("counting samples and parameters", quiet=quiet):
-        stats = probe_run(measure_model, resolved, incomplete.backend)
-    has_micro_batches = loaded.gradient_accumulation_steps > 1
+        stats = probe_run(measure_model, resolved, plan.backend)
+    spec = resolved.spec
+    has_micro_batches = spec.gradient_accumulation_steps > 1
     for code, detail in stats.pop("refused").items():
-        is_divided = incomplete.replicas > 1 or (code == LOSS and has_micro_batches)
-        if is_divided and not loaded.silences(code):
+        is_divided = plan.replicas > 1 or (code == LOSS and has_micro_batches)
+        if is_divided and not spec.silences(code):
             raise RefusedError(code, detail)
-    layers = [LayerCost(**layer) for layer in stats["layers"]]
-    model = ModelBytes(**stats["model"])
-    measured = ModelStats(**{**stats, "model": model, "layers": layers})
-    return complete_plan(incomplete, resolved, measured)
+    costs = stats["sample_costs"]
+    parts = {
+        "layers": [LayerCost(**layer) for layer in stats["layers"]],
+        "model": ModelBytes(**stats["model"]),
+        "sample_costs": None if costs is None else PassCosts(**costs),
+    }
+    return ModelStats(**{**stats, **parts})
+
+
+def gpu_plan(
+    spec: SpecLike,
+    *,
+    hosts: int,
+    gpus_per_host: int,
+    gpu: str | None = None,
+    backend: str | None = None,
+    quiet: bool = False,
+) -> GpuPlan:
+    """Plans a run on GPUs of hosts elsewhere; neither is needed here. Other arguments are as for `run`.
+
+    Args:
+        spec: What to train.
+        hosts: Number of hosts.
+        gpus_per_host: Number of GPUs of each, one for each process.
+        gpu: Name of the GPU, such as `h100`; None: any.
+        backend: Backend, as for `run`.
+        quiet: Whether to show no progress.
+
+    Raises:
+        SpecError: The loss or the transform fits one replica only.
+        PlanError: Spec, backend and hosts do not fit together, or the GPU is unknown.
+    """
+    card = None if gpu is None else gpu_plans.gpu(gpu)
+    loaded = load_spec(spec).replace(device="gpu")
+    resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
+    slots = HostSlots(gpus_per_host, devices=gpus_per_host)
+    layout = layout_of("any launcher", Allocation((slots,) * hosts))
+    incomplete = make_plan(
+        resolved, backend=backend, replicas=None, resources=ClusterResources(layout, {})
+    )
+    stats = _measured_stats(resolved, incomplete, quiet)
+    plan = complete_plan(incomplete, resolved, stats)
+    obstacle = gpu_plans.counting_obstacle(resolved, plan)
+    messages = None
+    if obstacle is None:
+        with waiting("counting collectives", quiet=quiet):
+            messages = probe_rank_zero(record_steps, resolved, plan)
+        if messages is None:
+            obstacle = "the loop makes its batches"
+    counted = None
+    if messages is not None:
+        counted = gpu_plans.collectives(
+            [Message(*each) for each in messages], resolved.strategy.period, plan
+        )
+    result = GpuPlan(plan, counted, obstacle, gpu_plans.needed_bytes(plan), gpu)
+    if card is None:
+        return result
+    bounds = gpu_plans.step_bounds(plan, stats, counted, card)
+    alternatives = (
+        ()
+        if result.fits
+        else tuple(gpu_plans.fitting_alternatives(resolved, plan, stats, card.memory_bytes))
+    )
+    return replace(result, bounds=bounds, alternatives=alternatives)

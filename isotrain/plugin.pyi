@@ -9,9 +9,11 @@ from isotrain.adapters.keras import model as _keras_model
 from isotrain.adapters.keras import private as _keras_private
 from isotrain.core.contracts import events as events
 from isotrain.core.contracts.backend.adapter import Adapter as Adapter
+from isotrain.core.contracts.backend.adapter_protocols import RECORDED as RECORDED
 from isotrain.core.contracts.backend.adapter_protocols import (
     FullyShardedBackend as FullyShardedBackend,
 )
+from isotrain.core.contracts.backend.adapter_protocols import Message as Message
 from isotrain.core.contracts.backend.adapter_protocols import (
     NamedUpdatesBackend as NamedUpdatesBackend,
 )
@@ -19,6 +21,7 @@ from isotrain.core.contracts.backend.adapter_protocols import (
     ParameterServerBackend as ParameterServerBackend,
 )
 from isotrain.core.contracts.backend.adapter_protocols import PipelineBackend as PipelineBackend
+from isotrain.core.contracts.backend.adapter_protocols import RecordingBackend as RecordingBackend
 from isotrain.core.contracts.backend.capabilities import (
     REPLICATED_CAPABILITIES as REPLICATED_CAPABILITIES,
 )
@@ -33,6 +36,7 @@ from isotrain.core.contracts.backend.computations import slice_weights as slice_
 from isotrain.core.contracts.backend.computations import unflatten as unflatten
 from isotrain.core.contracts.backend.frozen_model import FrozenModel as FrozenModel
 from isotrain.core.contracts.backend.group_hooks import LayerTrait as LayerTrait
+from isotrain.core.contracts.backend.group_hooks import PassCosts as PassCosts
 from isotrain.core.contracts.backend.group_hooks import Trait as Trait
 from isotrain.core.contracts.backend.group_protocols import ActionTimingGroup as ActionTimingGroup
 from isotrain.core.contracts.backend.group_protocols import CompressingGroup as CompressingGroup

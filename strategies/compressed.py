@@ -92,6 +92,8 @@ class Compressed(Strategy):
             self.name, "start", 10 if start is None else start, 2
         )
         self._wants_native = option_checks.boolean(self.name, "native", native)
+        if method == "powersgd":
+            self.warm_up_steps = self._start + 1
         if method in ("topk", "powersgd"):
             self.invariants = frozenset({Invariant.GRADIENT_SUM})  # by error feedback
         if method == "bf16":

@@ -34,7 +34,7 @@ class ElasticAveraging(LocalStepStrategy):
         Raises:
             PlanError: An option has a bad value.
         """
-        self._every = option_checks.whole_number(self.name, "every", every, 1)
+        self._every = self.period = option_checks.whole_number(self.name, "every", every, 1)
         self._beta = option_checks.fraction(self.name, "beta", beta)
         self._centre: list[Tensor] = []
 

@@ -61,6 +61,7 @@ class Gossip(LocalStepStrategy):
         """Builds the graph for the plan's number of replicas."""
         super().configure(spec, plan)
         self._mixings = self._mixings_of(spec, plan)
+        self.period = self._every * len(self._mixings)
 
     def _mixings_of(self, spec: TrainingSpec, plan: Plan) -> tuple[topologies.Rounds, ...]:
         if plan.replicas == 1:

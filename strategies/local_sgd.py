@@ -50,6 +50,7 @@ class LocalSGD(LocalStepStrategy):
         """
         self._start = option_checks.whole_number(self.name, "start", start, 0)
         self._phases = _parse_phases(self.name, every, self._start)
+        self.period = self._phases[-1][1]
         momenta = option_checks.boolean(self.name, "average_momenta", average_momenta)
         if all(number == 1 for _, number in self._phases):
             self.keeps_replicas_equal, self.equals_data_parallel = "always", True

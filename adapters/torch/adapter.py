@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from isotrain.plugin import (
     Capability,
     DeviceKind,
     Examination,
+    Message,
     PlanError,
     ProcessContext,
     StartMethod,
@@ -151,6 +153,11 @@ class TorchDDP(TorchAdapter):
         from isotrain.adapters.torch.comm.ddp import DDPCommunicator
 
         return DDPCommunicator(backend_config, context)
+
+    def recorded_messages(self) -> AbstractContextManager[Sequence[Message]]:
+        from isotrain.adapters.torch.comm import recorded_group
+
+        return recorded_group.recorded_messages()
 
     def connect_pipeline(
         self, backend_config: BackendConfig, context: ProcessContext

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from isotrain.analysis.check import batch_rules, machine_rules, model_rules
 from isotrain.analysis.check.codes import CODES
 from isotrain.analysis.check.findings import CheckResult, merge_hits, split_silenced
 from isotrain.analysis.check.subject import CheckTarget, Hit, ModelProbe, Subject
-from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, SpecError, unknown_name
 from isotrain.core.launching.probe_run import probe_run
 from isotrain.core.planning.backend_choice import resolve_backend
-from isotrain.core.plugins.manager import PluginManager, plugin_manager
+from isotrain.core.planning.listings import memory_saving_strategies
+from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.reporting.status import waiting
 from isotrain.core.spec.loading import SpecLike, load_spec
@@ -122,21 +121,14 @@ def _hits(cast: ResolvedSpec, targets: Sequence[CheckTarget], measure: bool) -> 
             else:
                 probes[framework] = probe
     subject = Subject(
-        cast.spec_with_model, tuple(targets), cast.strategy, probes, _sparing(cast.plugins)
+        cast.spec_with_model,
+        tuple(targets),
+        cast.strategy,
+        probes,
+        memory_saving_strategies(cast.plugins),
     )
     for rule in _RULES:
         yield from rule(subject)
-
-
-def _sparing(host: PluginManager) -> dict[str, Strategy]:
-    """Every strategy that declares options that save memory, by its `--strategy` argument."""
-    strategies = {}
-    for name in host.strategies.names():
-        with contextlib.suppress(Exception):  # third-party code, and needed for advice only
-            for options in host.strategies.get(name).memory_saving:
-                argument = ",".join([name, *(f"{key}={value}" for key, value in options.items())])
-                strategies[argument] = host.strategy(name, dict(options))
-    return strategies
 
 
 def _by_framework(targets: Iterable[CheckTarget]) -> dict[str, list[CheckTarget]]:

@@ -82,6 +82,9 @@ class Strategy(ABC):
             smallest saving first; `isotrain check` suggests them where a model does not fit.
         variants: Sets of options that need other capabilities; each has its own row in
             `isotrain strategies`.
+        warm_up_steps: Number of steps at the start of a process in which it may communicate otherwise, as
+            DistributedDataParallel does, which rebuilds its buckets in the second.
+        period: Number of steps after which its communication repeats; plans count it over so many.
         convergence_margin: Accuracy, as a fraction, by which it may be worse than synchronous data
             parallelism on the kit's digits data.
     """
@@ -96,6 +99,8 @@ class Strategy(ABC):
     invariants: frozenset[Invariant] = frozenset()
     memory_saving: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    warm_up_steps: int = 2
+    period: int = 1
     convergence_margin: float = 0.05
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:

@@ -30,6 +30,8 @@ class LocalLauncher(Launcher):
 
     name = LOCAL
     summary = "processes on this machine"
+    _started_ranks: int | None = None
+    """Number of ranks that are started, from 0 on; None: all."""
 
     def launch(
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
@@ -39,7 +41,9 @@ class LocalLauncher(Launcher):
         starter = ProcessStarter(job.plan, on_event)
         with contextlib.ExitStack() as cleanup:
             ports = cleanup.enter_context(contextlib.closing(Ports()))
-            contexts = process_contexts(job.plan, ports.take(job.plan.ports, first_port), directory)
+            started = self._started_ranks
+            taken = ports.take(started or job.plan.ports, first_port)
+            contexts = process_contexts(job.plan, taken, directory)[:started]
             processes = [RankProcess(context) for context in contexts]
             for process in processes:
                 cleanup.callback(process.close)
@@ -56,7 +60,7 @@ class LocalLauncher(Launcher):
 
             return [
                 load_value(directory, f"rank-{process.rank}-returned")
-                for process in job.plan.processes
+                for process in job.plan.processes[:started]
                 if process.has_session
             ]
 

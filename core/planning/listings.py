@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,6 +54,17 @@ def _availability_fields(availability: Availability) -> dict[str, Any]:
         "reason": availability.reason,
         "hint": availability.hint,
     }
+
+
+def memory_saving_strategies(host: PluginManager) -> dict[str, Strategy]:
+    """Every strategy that declares options that save memory, by its `--strategy` argument."""
+    strategies = {}
+    for name in host.strategies.names():
+        with contextlib.suppress(Exception):  # third-party code, and needed for advice only
+            for options in host.strategies.get(name).memory_saving:
+                argument = ",".join([name, *(f"{key}={value}" for key, value in options.items())])
+                strategies[argument] = host.strategy(name, dict(options))
+    return strategies
 
 
 def strategies(host: PluginManager) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from isotrain.core.contracts.backend import tree_sum
+from isotrain.core.contracts.backend.group_hooks import PassCosts
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state import ModelBytes
@@ -35,7 +36,7 @@ class ModelStats:
         refuses_single_sample: Name of a layer that cannot be trained on a slice of one sample; None if there
             is none, or none was tried.
         steps_per_epoch: Number of steps in an epoch; None if unknown.
-        sample_activation_bytes: Bytes of activations per sample of a slice; None if unknown.
+        sample_costs: Costs of the passes per sample of a slice; None if unknown.
     """
 
     samples: int | None
@@ -47,7 +48,7 @@ class ModelStats:
     layers: Sequence[LayerCost] = ()
     refuses_single_sample: str | None = None
     steps_per_epoch: int | None = None
-    sample_activation_bytes: float | None = None
+    sample_costs: PassCosts | None = None
 
 
 def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) -> Plan:
@@ -106,14 +107,14 @@ def _activation_bytes(plan: Plan, stats: ModelStats, parts: int | None) -> int |
         stats: Statistics with the bytes per sample.
         parts: Micro-batches of a global batch, whatever the number of replicas; None for those of the plan.
     """
-    if stats.sample_activation_bytes is None:
+    if stats.sample_costs is None:
         return None
     if parts is None:
         samples, micro_batches = max(plan.local_batch_sizes), plan.gradient_accumulation_steps
     else:
         samples, micro_batches = plan.global_batch_size, parts
     micro_batch = math.ceil(samples / micro_batches)
-    return round(micro_batch * stats.sample_activation_bytes)
+    return round(micro_batch * stats.sample_costs.peak_bytes)
 
 
 def _exchanged_bytes(

@@ -11,7 +11,6 @@ from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.backend.adapter_protocols import NamedUpdatesBackend
 from isotrain.core.contracts.backend.capabilities import Availability, Capability
 from isotrain.core.contracts.backend.step_context import called_collectives, takes_step
-from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import (
     DeviceKind,
@@ -50,16 +49,16 @@ def make_plan(
     backend: str | None,
     replicas: int | None,
     launcher: LauncherChoice | None = None,
-    layout: ClusterLayout | None = None,
+    resources: Resources | None = None,
 ) -> Plan:
-    """Resolves a run on this machine, or on the hosts of a cluster layout.
+    """Resolves a run on this machine, or on the hosts of a cluster.
 
     Args:
         resolved_spec: Spec with its plugins; its strategy validates the plan.
         backend: `NAME`, `NAME:COLLECTIVE` or `auto`; None: the spec's, or `auto`.
         replicas: Number of replicas; None: one per usable GPU, or one.
         launcher: Launcher that will start the processes; None: the local one.
-        layout: Hosts and slots of processes that are started already; None: a launcher will start them.
+        resources: Resources of processes that no launcher of ours starts; None: those of the launcher.
 
     Raises:
         PlanError: Spec, backend, strategy and replicas do not fit together.
@@ -74,8 +73,8 @@ def make_plan(
         raise PlanError(f"replicas: expected at least 1, received {replicas}.")
     _require_capabilities(resolved_spec.strategy, adapter)
     resources, launcher_notes = (
-        (ClusterResources(layout), [])
-        if layout
+        (resources, [])
+        if resources
         else _resources(launcher, adapter, resolved_spec.strategy, replicas, host)
     )
     for choice in spec.loggers:

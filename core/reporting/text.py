@@ -95,6 +95,44 @@ def plan(plan: Plan) -> str:
     return "\n".join(parts)
 
 
+def gpu_plan(fields: Mapping[str, Any]) -> str:
+    """Collectives, memory, and bounds on a step, which a plan for GPUs elsewhere has besides the plan."""
+    columns = ("collective", "processes", "hosts", "per step", "bytes", "sent by rank 0")
+    rows = [
+        (
+            each["kind"],
+            str(each["processes"]),
+            str(each["hosts"]),
+            f"{each['count']:g}",
+            size(each["nbytes"]),
+            size(each["sent_bytes"]),
+        )
+        for each in fields["collectives"] or ()
+    ]
+    counted = table(columns, rows) if rows else facts(None, [("collectives", "none")])
+    if why := fields["why_not_counted"]:
+        counted = facts(None, [("collectives", f"not counted: {why}")])
+    needed = f"{size(fields['needed_bytes'])}, of which 1 GiB for CUDA, NCCL and kernels"
+    facts_of_gpu = [("a GPU must hold", needed)]
+    if fields["gpu"] is not None:
+        facts_of_gpu.append((f"fits on {fields['gpu']}", _yes_or_no(fields["fits"])))
+        facts_of_gpu += [("would fit", options) for options in fields["alternatives"]]
+        facts_of_gpu += _step_rows(fields["step_seconds"])
+    return "\n".join([counted, facts("on each GPU", facts_of_gpu)])
+
+
+def _step_rows(seconds: Mapping[str, float] | None) -> list[tuple[str, str]]:
+    """Rows of the bounds on the time of a step."""
+    if seconds is None:
+        return [("step", "not estimated")]
+    times = {name: f"{value * _MILLI:.3g} ms" for name, value in seconds.items()}
+    parts = ", ".join(f"{name} {times[name]}" for name in ("compute", "memory", "communication"))
+    return [
+        ("step", f"{times['lowest']} to {times['highest']}, without latencies"),
+        ("at published figures", parts),
+    ]
+
+
 def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
     label = _LABELS.get(name, name)
     if name == "notes":

@@ -38,6 +38,7 @@ from isotrain.core.launching.run_directory.run_directory import (
 from isotrain.core.launching.run_job import JobLauncher, run_job
 from isotrain.core.loggers.dispatcher import EventDispatcher
 from isotrain.core.planning.cluster_environment import detect_cluster_info, explain_rank
+from isotrain.core.planning.cluster_resources import ClusterResources
 from isotrain.core.planning.launcher_support import require_interface_used, require_startable
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins import selection
@@ -294,7 +295,11 @@ def prepare(
     resolved = workers.resolved_spec
     with workers.rendezvous.broadcasting_errors():
         plan = make_plan(
-            resolved, backend=backend, replicas=replicas, launcher=launcher, layout=workers.layout
+            resolved,
+            backend=backend,
+            replicas=replicas,
+            launcher=launcher,
+            resources=ClusterResources(workers.layout),
         )
     if workers.rank > 0:
         return NonzeroRankRun(work, plan, workers)

@@ -27,6 +27,8 @@ LOST_WEIGHTS = "lost_weights"
 """Key beside a result: why the weights could not be written; None if they were."""
 
 _SAVE_INTERVAL_SECONDS = 30.0
+_LATE_STEP = 1 << 20
+"""Index of a step after which no phase of a strategy begins."""
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,7 +140,7 @@ def measure_model(session: Session) -> dict[str, Any]:
     plan = session.plan
     is_pipeline = STAGE in plan.device_mesh.sizes
     layers: Sequence[LayerCost] = ()
-    sample_activations: float | None = None
+    sample_costs: dict[str, float] | None = None
     refusals = session.refusals()
     notes, refuses_single_sample = session.setup_notes(), None
     if (batch := session.next_batch()) is not None:
@@ -152,11 +154,11 @@ def measure_model(session: Session) -> dict[str, Any]:
         notes += session.group.step_notes(batch)
         refuses_single_sample = session.group.refuses_single_sample(batch)
         is_split = is_pipeline or plan.parallel_layout == "fully-sharded"
-        activations = None if is_split else session.group.activation_bytes(batch)
-        if activations is not None:
-            sample_activations = activations / batch.slices[0][0].count
+        costs = None if is_split else session.group.pass_costs(batch)
+        if costs is not None:
+            sample_costs = asdict(costs * (1 / batch.slices[0][0].count))
     return {
-        "sample_activation_bytes": sample_activations,
+        "sample_costs": sample_costs,
         "samples": plan.samples,
         "steps_per_epoch": plan.steps_per_epoch,
         "refuses_single_sample": refuses_single_sample,
@@ -168,6 +170,26 @@ def measure_model(session: Session) -> dict[str, Any]:
         "refused": refusals,
         "notes": notes,
     }
+
+
+def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...]]] | None:
+    """Returns the fields of each `Message` of a period of steps; None where the loop makes its batches."""
+    from dataclasses import astuple, replace
+    from typing import cast
+
+    from isotrain.core.contracts.backend.adapter_protocols import RecordingBackend
+    from isotrain.core.plugins.manager import plugin_manager
+
+    batch = session.next_batch()
+    if batch is None:
+        return None
+    adapter = plugin_manager(session.spec.plugins).backend(session.plan.backend)
+    for step in range(session.strategy.warm_up_steps):
+        session.strategy.step(session.group, replace(batch, step=step), 0.0)
+    with cast("RecordingBackend", adapter).recorded_messages() as messages:
+        for step in range(_LATE_STEP, _LATE_STEP + session.strategy.period):
+            session.strategy.step(session.group, replace(batch, step=step), 0.0)
+        return list(map(astuple, messages))
 
 
 def probe_step(session: Session) -> dict[str, Any]:

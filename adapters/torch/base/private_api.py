@@ -288,6 +288,11 @@ def fake_tensors() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def process_group_name(group: torch.distributed.ProcessGroup) -> str:
+    """Name under which torch keeps a process group; only in use with `RecordedGroup`."""
+    return str(torch.distributed.distributed_c10d._world.pg_names[group])
+
+
 def _probe_fake_tensors() -> None:
     weight = torch.ones(2, 3)
     with fake_tensors() as mode:

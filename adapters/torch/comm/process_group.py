@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from isotrain.adapters.common.wait_for_server import wait_for_rank_zero
+from isotrain.adapters.torch.comm import recorded_group
 from isotrain.adapters.torch.comm.base import Communicator
-from isotrain.plugin import BackendConfig, PlanError, ProcessContext, ReduceOp
+from isotrain.plugin import RECORDED, BackendConfig, PlanError, ProcessContext, ReduceOp
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -37,6 +38,8 @@ def start_process_group(backend_config: BackendConfig, context: ProcessContext) 
         wait_for_workers=False,
         master_listen_fd=_listen(host, port) if context.rank == 0 else None,
     )
+    if backend_config.collective == RECORDED:
+        recorded_group.register()
     dist.init_process_group(
         backend_config.collective,
         store=store,

@@ -17,7 +17,7 @@ from torch import nn
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.common.objective import MAX_LOSSES
-from isotrain.adapters.torch.base import gpu, memory, private_api
+from isotrain.adapters.torch.base import gpu, pass_costs, private_api
 from isotrain.adapters.torch.base.profiler import start_profile
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
@@ -49,6 +49,7 @@ from isotrain.plugin import (
     ExportForm,
     FullyShardedGroup,
     LayerTrait,
+    PassCosts,
     Phase,
     Reduction,
     ReplicaGroup,
@@ -598,7 +599,7 @@ class TorchReplicaGroup(ReplicaGroup):
                 + [OWN_DENOMINATOR] * has_denominator
             )
 
-    def activation_bytes(self, batch: Batch) -> int | None:
+    def pass_costs(self, batch: Batch) -> PassCosts | None:
         if self._takes_step:  # it may communicate
             return None
         micro_batch = batch.slices[0][0]
@@ -606,7 +607,7 @@ class TorchReplicaGroup(ReplicaGroup):
         with self.preserving_training_state(), self.trainer.step.alone(), self.trainer.eagerly():
             self.trainer.step.set_slice(micro_batch)
             try:
-                return memory.activation_bytes(
+                return pass_costs.pass_costs(
                     self.trainer.loss_module.forward,
                     micro_batch.inputs,
                     micro_batch.targets,

@@ -26,6 +26,7 @@ from isotrain.core.cli.common_options import (
 )
 from isotrain.core.cli.support import read_spec_with_choices
 from isotrain.core.contracts.events import RESULT
+from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.json_format import FORMAT, json_page, prefixed_line
 
@@ -130,6 +131,9 @@ def plan(options: argparse.Namespace) -> None:
     from isotrain.core.reporting import text as texts
 
     spec = read_spec_with_choices(options)
+    if options.hosts or options.gpus_per_host or options.gpu:
+        _print_gpu_plan(spec, options)
+        return
     if options.diff:
         _print_differences(spec, options)
         return
@@ -139,6 +143,43 @@ def plan(options: argparse.Namespace) -> None:
         print(json_page({"format": FORMAT, "plan": resolved.to_dict(), **preview}))
     else:
         sys.stdout.write(texts.plan(resolved) + launcher_text.submission_preview(preview))
+
+
+def _print_gpu_plan(spec: TrainingSpec, options: argparse.Namespace) -> None:
+    """Prints the plan of a run on GPUs of hosts elsewhere."""
+    from isotrain.core import api
+    from isotrain.core.reporting import text as texts
+
+    if options.gpus_per_host is None:
+        raise PlanError(
+            "plan: --hosts and --gpu plan for GPUs elsewhere; give --gpus-per-host N too."
+        )
+    chosen = {
+        "--diff": options.diff,
+        "--replicas": options.replicas,
+        "--no-measure": options.no_measure,
+    }
+    chosen |= {
+        "--launcher": options.launcher != LOCAL,
+        "--launcher-option": options.launcher_option,
+    }
+    for name in filter(chosen.get, chosen):
+        raise PlanError(
+            f"plan: --gpus-per-host decides the processes and measures; leave {name} out."
+        )
+    made = api.gpu_plan(
+        spec,
+        backend=options.backend,
+        hosts=options.hosts or 1,
+        gpus_per_host=options.gpus_per_host,
+        gpu=options.gpu,
+        quiet=options.quiet,
+    )
+    if options.json:
+        fields = {"plan": made.plan.to_dict(), "gpus": made.to_dict()}
+        print(json_page({"format": FORMAT, **fields}))
+    else:
+        sys.stdout.write(texts.plan(made.plan) + "\n" + texts.gpu_plan(made.to_dict()))
 
 
 def _print_differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
@@ -248,6 +289,23 @@ def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start no process to count samples, parameters and bytes: quick, but shows less",
     )
+    command.add_argument(
+        "--hosts",
+        type=positive_int,
+        metavar="N",
+        help="plan for GPUs of so many hosts elsewhere (default with --gpus-per-host: 1)",
+    )
+    command.add_argument(
+        "--gpus-per-host",
+        type=positive_int,
+        metavar="N",
+        help="number of GPUs of each host elsewhere: also counts collectives and what a GPU must hold",
+    )
+    command.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="a100, h100, h200 or b200: also says whether the run fits, and bounds the time of a step",
+    )
 
 
 def _profile_steps(text: str) -> int:
@@ -343,6 +401,7 @@ PLAN = Command(
 examples:
   isotrain plan digits.yaml --backend {backend} --replicas 2
   isotrain plan digits.yaml --backend {backend} --replicas 8 --no-measure
+  isotrain plan digits.yaml --hosts 8 --gpus-per-host 8 --gpu h100
   isotrain plan digits.yaml --diff {backend}@2 {other}@2
   isotrain plan digits.yaml --diff {backend}@2 '{backend}@2 local-sgd,every=8'""",
     add_arguments=_add_plan_arguments,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from isotrain.core.contracts.backend.capabilities import Capability
@@ -113,10 +115,41 @@ class NamedUpdatesBackend(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Message:
+    """A collective, or a transfer, that a process takes part in.
+
+    Attributes:
+        kind: `all-reduce`, `all-gather`, `reduce-scatter`, `broadcast` or `send`.
+        nbytes: Bytes of the unsharded tensors.
+        ranks: Ranks of the processes that take part; of a transfer, sender and receiver.
+    """
+
+    kind: str
+    nbytes: int
+    ranks: tuple[int, ...]
+
+
+RECORDED = "recorded"
+"""Collective by which a `RecordingBackend` opens a process group of one process."""
+
+
+@runtime_checkable
+class RecordingBackend(Protocol):
+    """Adapter that can start rank 0 of a run alone, by the collective `RECORDED`, to count what it sends.
+
+    Its process is as in a run, but for values: sums are left as they are, and zeros are received.
+    """
+
+    def recorded_messages(self) -> AbstractContextManager[Sequence[Message]]:
+        """Context that gives the messages of this process since it was entered. Local."""
+
+
 BACKEND_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     ParameterServerBackend: frozenset({Capability.PARAMETER_SERVER_STEP}),
     PipelineBackend: frozenset({Capability.PIPELINE_STEP}),
     FullyShardedBackend: frozenset({Capability.UNSHARD_WEIGHTS}),
     NamedUpdatesBackend: frozenset(),
+    RecordingBackend: frozenset(),
 }
 """Protocol to the capabilities that an adapter declares with it."""

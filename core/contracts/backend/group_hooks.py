@@ -31,6 +31,26 @@ class Trait(StrEnum):
 
 
 @dataclass(frozen=True)
+class PassCosts:
+    """Costs of the forward and backward pass of a slice.
+
+    Attributes:
+        peak_bytes: Largest number of bytes at a time of what the passes make, without gradients of weights.
+        flops: Floating-point operations of matrix products, convolutions and attention.
+        moved_bytes: Bytes that all operations read and write, if each reads its inputs from memory.
+    """
+
+    peak_bytes: float
+    flops: float
+    moved_bytes: float
+
+    def __mul__(self, factor: float) -> PassCosts:
+        return PassCosts(
+            *(factor * each for each in (self.peak_bytes, self.flops, self.moved_bytes))
+        )
+
+
+@dataclass(frozen=True)
 class LayerTrait:
     """A trait of one layer.
 
@@ -69,10 +89,10 @@ class GroupHooks:
         """Whether a value is already as `to_device` would return it, so that it needs no copy. Local."""
         return False
 
-    def activation_bytes(self, batch: Batch) -> int | None:
-        """Bytes that the forward and backward pass of the first slice take at most, for the plan. Local.
+    def pass_costs(self, batch: Batch) -> PassCosts | None:
+        """Costs of the forward and backward pass of the first slice, for the plan; None: unknown. Local.
 
-        Neither weights, with their gradients and optimizer state, nor the slice are counted. None: unknown.
+        Neither weights, with their gradients and optimizer state, nor the slice count as memory.
         """
         return None
 

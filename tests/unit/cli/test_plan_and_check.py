@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from unittest import mock
@@ -53,6 +54,25 @@ def test_plan_diff_shows_differing_fields(folder: Path) -> None:
     assert "_batch" not in text + other
     same = in_process(*command, "torch-ddp", "torch-ddp", folder=folder).stdout
     assert same == "torch-ddp and torch-ddp: no difference\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--hosts", "2"], "give --gpus-per-host N too"),
+        (["--gpu", "h100"], "give --gpus-per-host N too"),
+        (["--gpus-per-host", "2", "-n", "2"], "leave --replicas out"),
+        (["--gpus-per-host", "2", "--no-measure"], "leave --no-measure out"),
+        (["--gpus-per-host", "2", "--launcher", "slurm"], "leave --launcher out"),
+        (["--gpus-per-host", "2", "--gpu", "h10"], "unknown GPU 'h10'"),
+    ],
+)
+def test_options_that_a_plan_for_gpus_refuses(
+    folder: Path, options: Sequence[str], error: str
+) -> None:
+    done = in_process("plan", "small.json", *options, folder=folder)
+    assert done.returncode
+    assert error in done.stderr
 
 
 def test_a_plan_uses_the_requested_strategy(folder: Path) -> None:

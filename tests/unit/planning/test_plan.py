@@ -20,6 +20,7 @@ from isotrain.core.contracts.backend.capabilities import (
     Capability,
     Examination,
 )
+from isotrain.core.contracts.backend.group_hooks import PassCosts
 from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.plan import Plan, differences, split_backend
@@ -185,7 +186,7 @@ def test_measures_complete_the_plan(host: PluginManager) -> None:
 
 
 def test_activations_of_a_reproducible_run_are_those_of_a_part(host: PluginManager) -> None:
-    stats = ModelStats(25, 6, 24, [(2, 3)], sample_activation_bytes=10.0)
+    stats = ModelStats(25, 6, 24, [(2, 3)], sample_costs=PassCosts(10.0, 0.0, 0.0))
     batches = {"global_batch_size": 42, "epochs": 1}
     by_replica = complete_plan(plan(host, **batches), ResolvedSpec(spec(**batches), host), stats)
     assert by_replica.activation_bytes == 14 * 10

@@ -17,6 +17,7 @@ from isotrain.core.contracts.state import ModelBytes, StateBytes
 from isotrain.core.contracts.strategy import StrategyState
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
+from isotrain.core.planning.cluster_resources import ClusterResources
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import PluginManager
@@ -440,7 +441,7 @@ def on_hosts(
     model = {"torch": dict} if native else dict
     cast = ResolvedSpec(spec("sharded", options, model=model, **changes), host)
     layout = ClusterLayout("there", processes, cores=1, gpus=0)
-    made = make_plan(cast, backend=backend, replicas=len(hosts), layout=layout)
+    made = make_plan(cast, backend=backend, replicas=len(hosts), resources=ClusterResources(layout))
     measures = ModelStats(100, 4 * 630, 4 * BYTES, 4 * SHAPES)
     return complete_plan(made, cast, measures)
 

@@ -1,4 +1,4 @@
-"""Memory of a training step by the shapes of its tensors: nothing is computed, and nothing allocated."""
+"""Costs of a training step by the shapes of its tensors: nothing is computed, and nothing allocated."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.pytree import filled, leaves
+from isotrain.plugin import PassCosts
 
 
-def activation_bytes(
+def pass_costs(
     compute: Callable[[Any, Any], tuple[torch.Tensor, Any]],
     inputs: Any,
     targets: Any,
     weights: Sequence[torch.Tensor],
     others: Iterable[torch.Tensor],
-) -> int:
-    """Largest number of bytes at a time of what the forward and the backward pass of a slice make.
-
-    Gradients of weights are not counted.
+) -> PassCosts:
+    """Costs of the forward and the backward pass of a slice.
 
     Args:
         compute: Forward pass: function from inputs and targets to loss and predictions.
@@ -47,7 +47,7 @@ def activation_bytes(
     finally:
         for handle in handles:
             handle.remove()
-    return live.peak
+    return PassCosts(live.peak, live.flops, live.moved)
 
 
 class _LiveBytes(TorchDispatchMode):
@@ -55,11 +55,13 @@ class _LiveBytes(TorchDispatchMode):
 
     Attributes:
         peak: Largest number of bytes at a time.
+        flops: Floating-point operations of matrix products, convolutions and attention.
+        moved: Bytes of the inputs and outputs of all operations but views.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self._current = 0
+        self.peak = self.flops = self.moved = self._current = 0
         self._sizes: dict[int, int] = {}
 
     def leave_out(self, tensor: torch.Tensor) -> None:
@@ -73,6 +75,16 @@ class _LiveBytes(TorchDispatchMode):
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
         results = function(*arguments, **(options or {}))
+        name = function.overloadpacket.__name__.replace(
+            "_for_cpu", ""
+        )  # attention; GPUs' are known
+        if formula := flop_registry.get(getattr(torch.ops.aten, name, None)):
+            self.flops += formula(*arguments, **(options or {}), out_val=results)
+        if not function.is_view:
+            operands = filter(torch.is_tensor, leaves((arguments, results)))
+            self.moved += sum(
+                min(each.nbytes, each.untyped_storage().nbytes()) for each in operands
+            )
         for result in leaves(results):
             if isinstance(result, torch.Tensor):
                 storage = result.untyped_storage()

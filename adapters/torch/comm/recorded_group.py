@@ -1,0 +1,126 @@
+"""Process group in which one process stands for all: it records what it would send, and sends nothing.
+
+torch's own `fake` process group does not serve: DistributedDataParallel refuses the results of its work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from isotrain.adapters.torch.base import private_api
+from isotrain.plugin import RECORDED, Message
+
+_messages: list[Message] = []
+
+
+class _DoneWork(dist.Work):
+    """Work of a collective that is done when it is started."""
+
+    def __init__(self, tensors: Any) -> None:
+        super().__init__()
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._future.set_result(tensors)
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+
+class RecordedGroup(dist.ProcessGroup):
+    """Process group with torch's collectives, as if the tensors of all processes were those of this one.
+
+    Sums are left as they are. Tensors that are received are zeros.
+    """
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Records an all-reduce of tensors of any shapes, which stay as they are."""
+        return self._record("all-reduce", tensors, tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
+        """Records a broadcast of tensors of any shapes, which stay as they are."""
+        return self._record("broadcast", tensors, tensors)
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Copies each input, any shape, to its outputs, one for each process."""
+        for copies, tensor in zip(outputs, inputs, strict=True):
+            for copy in copies:
+                copy.copy_(tensor)
+        return self._record("all-gather", [copy for copies in outputs for copy in copies], outputs)
+
+    def all_gather_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """Fills the output, as many times as large as there are processes, with copies of a tensor."""
+        output.view(self.size(), -1).copy_(tensor.reshape(1, -1).clone())  # it may be a part of it
+        return self._record("all-gather", [output], output)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """Copies this process's part of a tensor, as many times as large as the output."""
+        output.copy_(tensor.view(self.size(), -1)[self.rank()].view_as(output).clone())
+        return self._record("reduce-scatter", [tensor], output)
+
+    def send(self, tensors: list[torch.Tensor], destination: int, tag: int) -> dist.Work:
+        """Records that tensors of any shapes are sent to a rank of the group."""
+        ranks = dist.get_process_group_ranks(self)
+        peers = ranks[self.rank()], ranks[destination]
+        return self._record("send", tensors, tensors, peers)
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> dist.Work:
+        """Fills tensors of any shapes with zeros."""
+        for tensor in tensors:
+            tensor.zero_()
+        return _DoneWork(tensors)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """Does nothing."""
+        return _DoneWork([])
+
+    _allgather_base = all_gather_single  # names before torch 2.13
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _record(
+        self, kind: str, tensors: Sequence[torch.Tensor], result: Any, ranks: Sequence[int] = ()
+    ) -> dist.Work:
+        ranks = tuple(ranks or dist.get_process_group_ranks(self))
+        _messages.append(Message(kind, sum(tensor.nbytes for tensor in tensors), ranks))
+        return _DoneWork(result)
+
+    def getBackendName(self) -> str:
+        """Name of the backend, for torch."""
+        return RECORDED
+
+    @property
+    def group_name(self) -> str:
+        """Name of the group, by which `DeviceMesh` finds it."""
+        return private_api.process_group_name(self)
+
+
+@contextlib.contextmanager
+def recorded_messages() -> Iterator[Sequence[Message]]:
+    """Context that gives what this process's recorded groups would have sent since it was entered. Local."""
+    _messages.clear()
+    yield _messages
+
+
+def register() -> None:
+    """Makes the group known to torch under its name. Local."""
+
+    def create(store: Any, rank: int, size: int, timeout: Any) -> RecordedGroup:
+        return RecordedGroup(rank, size)
+
+    if RECORDED not in dist.Backend.backend_list:
+        dist.Backend.register_backend(RECORDED, create, devices=["cpu"])

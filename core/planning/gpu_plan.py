@@ -1,0 +1,278 @@
+"""Plan of a run on GPUs of hosts elsewhere: its collectives, its memory, and bounds on the time of a step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from isotrain.core.contracts.backend.adapter_protocols import Message, RecordingBackend
+from isotrain.core.contracts.device_mesh import STAGE
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.errors import PlanError, unknown_name
+from isotrain.core.planning.listings import memory_saving_strategies
+from isotrain.core.planning.model_stats import ModelStats
+from isotrain.core.planning.planner import missing_capabilities
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+
+_MAX_STEPS = 64
+"""Number of steps from which collectives are not counted."""
+RESERVED_BYTES = 2**30
+"""Memory that CUDA, NCCL and work space of kernels are assumed to take."""
+ACHIEVED = 0.4
+"""Fraction of the published figures that the upper bound of a step assumes, as large trainings report."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Published figures of a GPU in a host of 8, per GPU and in one direction.
+
+    Attributes:
+        memory_bytes: Bytes of its memory.
+        flops: Operations per second of dense matrix products, by precision: in 16 bits, float32, float64.
+        memory_rate: Bytes per second from its memory.
+        link_rate: Bytes per second to the other GPUs of a host.
+        network_rate: Bytes per second to other hosts.
+    """
+
+    memory_bytes: float
+    flops: Mapping[int, float]
+    memory_rate: float
+    link_rate: float
+    network_rate: float
+
+
+GPUS = {
+    "a100": Gpu(80e9, {16: 312e12, 32: 19.5e12, 64: 19.5e12}, 2.039e12, 300e9, 25e9),
+    "h100": Gpu(80e9, {16: 989.4e12, 32: 66.9e12, 64: 66.9e12}, 3.35e12, 450e9, 50e9),
+    "h200": Gpu(141e9, {16: 989.4e12, 32: 66.9e12, 64: 66.9e12}, 4.8e12, 450e9, 50e9),
+    "b200": Gpu(180e9, {16: 2250e12, 32: 80e12, 64: 40e12}, 8e12, 900e9, 50e9),
+}
+"""NVIDIA's data sheets of the SXM cards (without sparsity; float32 without TF32) and of the DGX of each."""
+
+
+def gpu(name: str) -> Gpu:
+    """The figures of a GPU.
+
+    Raises:
+        PlanError: They are not known.
+    """
+    if name not in GPUS:
+        raise PlanError(f"--gpu: {unknown_name('GPU', name, GPUS)}")
+    return GPUS[name]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Collectives of one kind that rank 0 takes part in, in groups of one size.
+
+    Attributes:
+        kind: Kind, as in `Message`.
+        processes: Number of processes in the group; 2 for transfers.
+        hosts: Number of hosts that these are on.
+        count: Number of them per step, on average.
+        nbytes: Bytes of their unsharded tensors per step, on average.
+    """
+
+    kind: str
+    processes: int
+    hosts: int
+    count: float
+    nbytes: float
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a process sends per step, by a ring."""
+        if self.kind == "send":
+            return self.nbytes
+        return (1 + (self.kind == "all-reduce")) * (1 - 1 / self.processes) * self.nbytes
+
+    def seconds(self, card: Gpu) -> float:
+        """Time at the rates of a GPU's links, all GPUs of a host sharing its network."""
+        rate = card.link_rate
+        if self.hosts > 1:
+            rate = min(rate, card.network_rate * max(1, self.processes // self.hosts))
+        return self.sent_bytes / rate
+
+
+def counting_obstacle(resolved_spec: ResolvedSpec, plan: Plan) -> str | None:
+    """Reason why the collectives of a plan cannot be counted; None if they can."""
+    if not isinstance(resolved_spec.plugins.backend(plan.backend), RecordingBackend):
+        return f"backend {plan.backend!r} does not count them"
+    if plan.uses_parameter_server or resolved_spec.spec.updates:
+        return "a parameter server or several updates exchange them in turn"
+    if resolved_spec.strategy.period > _MAX_STEPS:
+        return f"they repeat after {resolved_spec.strategy.period} steps, more than {_MAX_STEPS}"
+    return None
+
+
+def collectives(messages: Sequence[Message], steps: int, plan: Plan) -> list[Collective]:
+    """Collectives per step, of messages in some steps of rank 0; those with most bytes first."""
+    counts: Counter[tuple[str, int, int]] = Counter()
+    nbytes: Counter[tuple[str, int, int]] = Counter()
+    for message in messages:
+        hosts = {plan.processes[rank].host for rank in message.ranks}
+        key = message.kind, len(message.ranks), len(hosts)
+        counts[key] += 1
+        nbytes[key] += message.nbytes
+    found = [Collective(*key, counts[key] / steps, size / steps) for key, size in nbytes.items()]
+    return sorted(found, key=lambda each: -each.nbytes)
+
+
+@dataclass(frozen=True)
+class StepBounds:
+    """Times of a step at the published figures of a GPU, in seconds.
+
+    Attributes:
+        compute: Operations of the passes.
+        memory: Reads and writes of the passes and of the update.
+        communication: Collectives.
+    """
+
+    compute: float
+    memory: float
+    communication: float
+
+    @property
+    def lowest(self) -> float:
+        """Time if computing and communication overlap, both as fast as published."""
+        return max(self.compute, self.memory, self.communication)
+
+    @property
+    def highest(self) -> float:
+        """Time if they do not overlap, at `ACHIEVED` of the published figures."""
+        return (max(self.compute, self.memory) + self.communication) / ACHIEVED
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """Plan of a run on GPUs that are not here.
+
+    Attributes:
+        plan: The plan.
+        collectives: Collectives of a step; None if they are not counted.
+        why_not_counted: Reason of that.
+        needed_bytes: Bytes that the GPU with most of them needs.
+        gpu: Name of the GPU; None: any.
+        bounds: Bounds on the time of a step; None if unknown.
+        alternatives: What fits, as options of the command line, if the plan does not.
+    """
+
+    plan: Plan
+    collectives: Sequence[Collective] | None
+    why_not_counted: str | None
+    needed_bytes: int
+    gpu: str | None = None
+    bounds: StepBounds | None = None
+    alternatives: Sequence[str] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the GPU has enough memory; None without a GPU."""
+        return None if self.gpu is None else self.needed_bytes <= gpu(self.gpu).memory_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the plan as plain JSON values."""
+        bounds = self.bounds
+        times = {} if bounds is None else {"lowest": bounds.lowest, "highest": bounds.highest}
+        return {
+            "collectives": None
+            if self.collectives is None
+            else [{**asdict(each), "sent_bytes": each.sent_bytes} for each in self.collectives],
+            "why_not_counted": self.why_not_counted,
+            "needed_bytes": self.needed_bytes,
+            "gpu": self.gpu,
+            "fits": self.fits,
+            "step_seconds": None if bounds is None else {**asdict(bounds), **times},
+            "alternatives": list(self.alternatives),
+        }
+
+
+def needed_bytes(plan: Plan) -> int:
+    """Bytes on the GPU that needs most: state, activations if they are counted, and what is reserved."""
+    state = 0 if plan.state_bytes is None else plan.state_bytes.total
+    if plan.stages is not None:
+        activations = max(stage.activation_bytes for stage in plan.stages.stages)
+    else:
+        activations = plan.activation_bytes or 0
+    return state + activations + RESERVED_BYTES
+
+
+def step_bounds(
+    plan: Plan, stats: ModelStats, counted: Sequence[Collective] | None, card: Gpu
+) -> StepBounds | None:
+    """Bounds on the time of a step; None if the costs of the passes are unknown.
+
+    Args:
+        plan: The plan.
+        stats: Statistics of its model.
+        counted: Its collectives; None: an all-reduce of the bytes that the plan says are sent.
+        card: Figures of the GPU.
+    """
+    state = plan.state_bytes
+    if stats.sample_costs is None or state is None:
+        return None
+    costs = stats.sample_costs * max(plan.local_batch_sizes)
+    updated = state.gradients + 2 * (state.weights + state.slots)
+    if counted is None:
+        sent = plan.exchanged_bytes_per_step or 0.0
+        counted = [Collective("send", plan.replicas, len(plan.hosts), 1, sent)]
+    bits = {"float64": 64, "float32": 32}.get(plan.precision, 16)
+    return StepBounds(
+        costs.flops / card.flops[bits],
+        (costs.moved_bytes + updated) / card.memory_rate,
+        sum(each.seconds(card) for each in counted),
+    )
+
+
+def fitting_alternatives(
+    resolved_spec: ResolvedSpec, plan: Plan, stats: ModelStats, limit_bytes: float
+) -> Iterator[str]:
+    """Options with which a plan that does not fit would, each with the fewest micro-batches.
+
+    Pipelines are left out: what their stages need is known only when the layers are assigned.
+    """
+    host = resolved_spec.plugins
+    strategies = {"": resolved_spec.strategy, **memory_saving_strategies(host)}
+    for argument, strategy in strategies.items():
+        factor = _fewest_micro_batches(strategy, resolved_spec, plan, stats, limit_bytes)
+        if factor is None:
+            continue
+        options = [f"--strategy {argument}"] if argument else []
+        if factor > 1:
+            count = plan.gradient_accumulation_steps * factor
+            options.append(f"--set gradient_accumulation_steps={count}")
+        yield " ".join(options)
+
+
+def _fewest_micro_batches(
+    strategy: Strategy,
+    resolved_spec: ResolvedSpec,
+    plan: Plan,
+    stats: ModelStats,
+    limit_bytes: float,
+) -> int | None:
+    """Smallest factor on the number of micro-batches with which a strategy fits; None if none does."""
+    adapter = resolved_spec.plugins.backend(plan.backend)
+    layout = strategy.parallel_layout.for_replicas(plan.replicas)
+    mesh = layout.device_mesh_on_hosts(plan.replicas, plan.hosts)
+    if missing_capabilities(strategy, adapter) or STAGE in mesh.sizes or stats.model is None:
+        return None
+    samples = max(plan.local_batch_sizes) / plan.gradient_accumulation_steps
+    for factor in (1 << power for power in range(1 + int(math.log2(max(1, samples))))):
+        count = plan.gradient_accumulation_steps * factor
+        changed = replace(plan, device_mesh=mesh, gradient_accumulation_steps=count)
+        try:
+            strategy.validate(resolved_spec.spec_with_model, changed)
+            strategy.configure(resolved_spec.spec_with_model, changed)
+        except PlanError:
+            return None
+        state = strategy.state_bytes(stats.model, plan.replicas)
+        activations = round((plan.activation_bytes or 0) / factor)
+        changed = replace(changed, state_bytes=state, activation_bytes=activations, stages=None)
+        if needed_bytes(changed) <= limit_bytes:
+            return factor
+    return None

@@ -1,0 +1,153 @@
+"""Plans for GPUs elsewhere without a run: what is sent, what fits, and bounds on the time of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isotrain.core.contracts.backend.adapter_protocols import Message
+from isotrain.core.contracts.backend.group_hooks import PassCosts
+from isotrain.core.contracts.launcher import Allocation, HostSlots
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.state import ModelBytes
+from isotrain.core.errors import PlanError
+from isotrain.core.planning.cluster_resources import ClusterResources, layout_of
+from isotrain.core.planning.gpu_plan import (
+    GPUS,
+    RESERVED_BYTES,
+    Collective,
+    collectives,
+    counting_obstacle,
+    fitting_alternatives,
+    gpu,
+    needed_bytes,
+    step_bounds,
+)
+from isotrain.core.planning.model_stats import ModelStats, complete_plan
+from isotrain.core.planning.planner import make_plan
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.training_spec import TrainingSpec
+
+WEIGHTS = (4 * 10**9,) * 8
+COSTS = PassCosts(peak_bytes=10**8, flops=10**12, moved_bytes=10**9)
+
+
+def planned(**fields: Any) -> tuple[ResolvedSpec, ModelStats, Plan]:
+    """A run of 8 replicas on 2 hosts, of a model of 32 GB."""
+    spec = TrainingSpec(
+        model={"torch": dict},
+        data=lambda: (np.zeros((64, 1)), np.zeros(64)),
+        loss="mse",
+        optimizer="adam",
+        global_batch_size=64,
+        steps=8,
+        device="gpu",
+        **fields,
+    )
+    resolved = ResolvedSpec(spec, plugin_manager())
+    layout = layout_of("any launcher", Allocation((HostSlots(4, devices=4),) * 2))
+    plan = make_plan(
+        resolved, backend="torch-ddp", replicas=None, resources=ClusterResources(layout, {})
+    )
+    stats = ModelStats(
+        samples=64,
+        parameters=sum(WEIGHTS) // 4,
+        gradient_bytes=sum(WEIGHTS),
+        weight_shapes=[(each // 4,) for each in WEIGHTS],
+        model=ModelBytes(WEIGHTS, slots=2),
+        steps_per_epoch=1,
+        sample_costs=COSTS,
+    )
+    return resolved, stats, complete_plan(plan, resolved, stats)
+
+
+def test_messages_are_counted_by_kind_group_and_hosts() -> None:
+    plan = planned()[-1]
+    messages = [
+        *[Message("all-reduce", 100, tuple(range(8)))] * 4,
+        Message("all-reduce", 8, (0, 1, 2, 3)),
+        Message("send", 6, (0, 4)),
+    ]
+    assert collectives(messages, 2, plan) == [
+        Collective("all-reduce", 8, 2, 2.0, 200.0),
+        Collective("all-reduce", 4, 1, 0.5, 4.0),
+        Collective("send", 2, 2, 0.5, 3.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [("all-reduce", 150), ("all-gather", 75), ("reduce-scatter", 75), ("send", 100)],
+)
+def test_a_ring_sends_a_part_of_the_tensor(kind: str, sent: float) -> None:
+    assert Collective(kind, 4, 1, 1, 100).sent_bytes == sent
+
+
+def test_all_gpus_of_a_host_share_its_network() -> None:
+    card = GPUS["h100"]
+    inside, between, pairs = (
+        Collective("all-reduce", *group, 1, 1e9) for group in ((8, 1), (16, 2), (2, 2))
+    )
+    assert inside.seconds(card) == pytest.approx(2 * 7 / 8 * 1e9 / 450e9)
+    assert between.seconds(card) == pytest.approx(2 * 15 / 16 * 1e9 / 400e9)
+    assert pairs.seconds(card) == pytest.approx(1e9 / 50e9)
+
+
+def test_what_does_not_fit_is_told_with_what_would() -> None:
+    resolved, stats, plan = planned()
+    assert needed_bytes(plan) == 4 * sum(WEIGHTS) + 8 * 10**8 + RESERVED_BYTES
+    fitting = list(fitting_alternatives(resolved, plan, stats, 80e9))
+    assert fitting == [f"--strategy sharded,stage={stage}" for stage in (1, 2, 3)]
+    stats = replace(stats, sample_costs=PassCosts(10**10, 1, 1))
+    plan = complete_plan(plan, resolved, stats)
+    fitting = list(fitting_alternatives(resolved, plan, stats, 60e9))
+    assert fitting == [
+        "--strategy sharded,stage=2 --set gradient_accumulation_steps=8",
+        "--strategy sharded,stage=3 --set gradient_accumulation_steps=8",
+    ]
+    assert not list(fitting_alternatives(resolved, plan, stats, 2e9))
+
+
+def test_bounds_of_a_step_are_those_of_the_slowest_part() -> None:
+    _, stats, plan = planned()
+    bounds = step_bounds(plan, stats, [Collective("send", 2, 2, 1, 5e9)], gpu("h100"))
+    assert bounds is not None
+    updated = sum(WEIGHTS) + 2 * 3 * sum(WEIGHTS)
+    assert bounds.compute == pytest.approx(8 * 1e12 / 66.9e12)
+    assert bounds.memory == pytest.approx((8e9 + updated) / 3.35e12)
+    assert bounds.communication == pytest.approx(0.1)
+    assert bounds.lowest == max(bounds.compute, bounds.memory, 0.1)
+    assert bounds.highest == pytest.approx((max(bounds.compute, bounds.memory) + 0.1) / 0.4)
+    by_plan = step_bounds(plan, stats, None, gpu("h100"))
+    assert by_plan is not None
+    assert by_plan.communication == pytest.approx(2 * 7 / 8 * sum(WEIGHTS) / 200e9)
+    assert step_bounds(plan, replace(stats, sample_costs=None), [], gpu("h100")) is None
+
+
+def test_16_bits_have_the_rate_of_matrix_products_in_16_bits() -> None:
+    _, stats, plan = planned(precision="bfloat16")
+    bounds = step_bounds(plan, stats, [], gpu("h100"))
+    assert bounds is not None
+    assert bounds.compute == pytest.approx(8 * 1e12 / 989.4e12)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        ("data-parallel", None),
+        ({"name": "local-sgd", "options": {"every": 65}}, "they repeat after 65 steps"),
+    ],
+)
+def test_what_cannot_be_counted_is_told(strategy: Any, reason: str | None) -> None:
+    resolved, _, plan = planned(strategy=strategy)
+    obstacle = counting_obstacle(resolved, plan)
+    assert obstacle is None if reason is None else reason in str(obstacle)
+
+
+def test_an_unknown_gpu_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"--gpu: .*h10.*h100"):
+        gpu("h10")
