@@ -200,7 +200,7 @@ def steps(with_venv: bool, with_horovod: bool = True) -> list[progress.Step]:
         ),
         (
             "installing Horovod",
-            "compiled the first time: 5 to 10 minutes on idle cores; HOROVOD=0 leaves it out",
+            "compiled the first time: 3 to 4 minutes on 2 idle cores; HOROVOD=0 leaves it out",
             horovod,
         ),
         ("installing libraries of streams", "", (*pinned, "--no-deps", *STREAMS)),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import functools
 import importlib.util
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ REPORT_FILE = "report.html"
 REPORT_PACKAGES = ("jinja2", "matplotlib")
 """Packages that pages need: the extra `report`."""
 _FOLDER = Path(__file__).parent
+_PARENT_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s:'\",]+/)+")
+"""The folders of an absolute path."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,22 @@ def write_page(html: str, folder: Path) -> Path:
     except OSError as error:
         raise IsotrainError(f"the report cannot be written to {folder}: {error}.") from error
     return target
+
+
+def without_folders(value: Any) -> Any:
+    """A plain value whose texts have no absolute paths: of each, the last part stays."""
+    if isinstance(value, str):
+        return _PARENT_FOLDERS.sub("", value)
+    if isinstance(value, Mapping):
+        return {name: without_folders(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(part) for part in value]
+    return value
+
+
+def spec_text(spec: Mapping[str, Any]) -> str:
+    """A spec as indented JSON, without folders."""
+    return json.dumps(without_folders(spec), indent=2, ensure_ascii=False, default=str)
 
 
 def moment(seconds: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -62,7 +61,7 @@ def render(parity: ParityRecord) -> str:
         "rows": list(text.rows(parity)),
         "noise": list(text.noise(parity)),
         "machine": page.facts({**parity.machine, **parity.versions}),
-        "spec": json.dumps(parity.spec, indent=2, ensure_ascii=False, default=str),
+        "spec": page.spec_text(parity.spec),
     }
     return page.render("parity.html.jinja", plots, facts)
 

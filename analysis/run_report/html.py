@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -78,9 +77,9 @@ def render(run: RunFiles, *, follows: bool = False) -> str:
         "processes": [_process(run, index) for index in range(len(run.processes))],
         "events": events[-_MAX_EVENTS:],
         "events_left_out": max(0, len(events) - _MAX_EVENTS),
-        "plan": page.facts(run.plan),
+        "plan": page.facts(page.without_folders(run.plan)),
         "versions": page.facts({**run.versions["machine"], **run.versions["packages"]}),
-        "spec": json.dumps(run.spec, indent=2, ensure_ascii=False, default=str),
+        "spec": page.spec_text(run.spec),
     }
     return page.render("run.html.jinja", plots, facts)
 

@@ -229,7 +229,7 @@ def _build(work: Path, log: Path, flags: Mapping[str, str]) -> Path:
     """Build the wheel in `work` and see that it imports; returns its path."""
     variables = _variables(flags, work)
     source = _fetch_source(work, log, variables)
-    _say("compiling: 5 to 10 minutes on 2 cores, once per combination of versions")
+    _say("compiling: 3 to 4 minutes on 2 idle cores, once per combination of versions")
     command = _pip(
         "wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir",
         "--wheel-dir", str(work / "out"), str(source),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,8 +12,6 @@ from isotrain.analysis.pages.units import unit_of
 from isotrain.core.pipeline.action_timer import EXPOSED_EXCHANGE
 from isotrain.core.reporting.tables import text_of
 
-_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^/\s:'\",]+/)+")
-"""The folders of an absolute path."""
 _LEAST_SECONDS = 1e-12
 
 
@@ -109,14 +106,3 @@ def _single(cell: Cell, cells: Iterable[Cell]) -> Cell | None:
     """The finished cell with one replica of the same backend and strategy."""
     same = (c for c in cells if (c.backend, c.strategy) == (cell.backend, cell.strategy))
     return next((c for c in same if c.replicas == 1 and c.status == "finished"), None)
-
-
-def without_folders(value: Any) -> Any:
-    """A plain value whose texts have no absolute paths: of each, the last part stays."""
-    if isinstance(value, str):
-        return _FOLDERS.sub("", value)
-    if isinstance(value, Mapping):
-        return {name: without_folders(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_folders(part) for part in value]
-    return value

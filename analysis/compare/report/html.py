@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
     """The template's variables besides the plots."""
     cells = finished(comparison.cells)
     started = launcher_line(comparison.settings)
-    spec = headline.without_folders(comparison.spec)
     machine_line = page.machine_line(comparison.machine)
     return {
         "kind": "Comparison of backends",
@@ -62,8 +60,8 @@ def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
         "machine_line": f"{machine_line}; runs were {started}" if started else machine_line,
         "heading": _heading(comparison),
         "counts": _counts(comparison),
-        "trained": headline.without_folders(headline.trained(comparison)),
-        "command": headline.without_folders(headline.command(comparison)),
+        "trained": page.without_folders(headline.trained(comparison)),
+        "command": page.without_folders(headline.command(comparison)),
         "load_warning": load_warning(comparison.cells, comparison.machine.get("cores")),
         "whys": [(cell.name, headline.why(cell, comparison)) for cell in cells],
         "marks": _marks(comparison),
@@ -72,8 +70,8 @@ def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
         "groups": report_tables.groups(cells),
         "machine": page.facts(comparison.machine),
         "versions": report_tables.versions(comparison.cells),
-        "settings": page.facts(headline.without_folders(comparison.settings)),
-        "spec": json.dumps(spec, indent=2, ensure_ascii=False, default=str),
+        "settings": page.facts(page.without_folders(comparison.settings)),
+        "spec": page.spec_text(comparison.spec),
         "plans": [_plan(cell, comparison) for cell in comparison.cells if cell.plan],
         "repeats": _repeats(cells),
     }
@@ -144,8 +142,8 @@ def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
     rows = [
         (
             page.label(name),
-            page.shown(name, headline.without_folders(theirs)),
-            page.shown(name, headline.without_folders(ours)),
+            page.shown(name, page.without_folders(theirs)),
+            page.shown(name, page.without_folders(ours)),
         )
         for name, theirs, ours in cell.plan_differences
     ]
@@ -159,8 +157,8 @@ def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
         "name": cell.name,
         "summary": summary,
         "rows": rows,
-        "fields": page.facts(headline.without_folders(cell.plan)),
-        "python": headline.without_folders(cell.python),
+        "fields": page.facts(page.without_folders(cell.plan)),
+        "python": page.without_folders(cell.python),
     }
 
 
