@@ -107,7 +107,13 @@ class WeightUpdate:
         self.gradient_norms: tf.Variable | None = None
         self._norm_parts: Sequence[Sequence[int]] = ()
         self._group_rates = {
-            group: keras.Variable(0.0, trainable=False, aggregation="only_first_replica")
+            group: tf.Variable(
+                tf.zeros(
+                    (), self._values[0].dtype
+                ),  # exact, where Keras' variables round to float32
+                trainable=False,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
             for group in spec.optimizer.group_schedules
         }
         self._make_optimizer()

@@ -12,6 +12,7 @@ from examples.by_need.harness import Plain, cells, check, load
 import isotrain
 
 EXAMPLE = "group_schedules"
+FREEZING = "../../tests/examples/programs/freezing_groups"
 
 
 def plain(start: Plain) -> None:
@@ -39,6 +40,37 @@ def plain(start: Plain) -> None:
 @cells(EXAMPLE)
 def test_equals_the_plain_program(backend: str, replicas: int, tmp_path: Path) -> None:
     check(EXAMPLE, plain, backend, replicas, tmp_path)
+
+
+def freezing(start: Plain) -> None:
+    """Rates that no float32 holds, and weights that some steps leave out."""
+    import torch
+
+    variables = start.model.trainable_variables
+    weights = [variable.value for variable in variables]
+    momenta = [torch.zeros_like(weight) for weight in weights]
+    for step, (inputs, targets) in enumerate(start.batches):
+        logits = start.model(inputs, training=True)
+        loss = torch.nn.functional.cross_entropy(logits, targets.long())
+        gradients = torch.autograd.grad(loss, weights)
+        scale = 0.25 * (0.5 if step >= 7 else 1.0)
+        for variable, gradient, buffer in zip(variables, gradients, momenta, strict=True):
+            is_backbone = "backbone" in variable.path
+            if step in (range(3) if is_backbone else [6]):
+                continue
+            fraction = 0.5 * (1 - step / len(start.batches)) if is_backbone else 0.5 ** (step // 3)
+            is_other_bias = variable.path.endswith("bias") and not is_backbone
+            with torch.no_grad():
+                buffer.mul_(0.75 if is_other_bias else 0.5).sub_(scale * fraction * gradient)
+                variable.value.add_(buffer)
+
+
+@pytest.mark.examples
+@cells(FREEZING)
+def test_freezing_of_groups_equals_the_plain_program(
+    backend: str, replicas: int, tmp_path: Path
+) -> None:
+    check(FREEZING, freezing, backend, replicas, tmp_path)
 
 
 @pytest.mark.examples
