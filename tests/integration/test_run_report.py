@@ -92,6 +92,7 @@ def test_the_page_of_a_failed_run_has_its_traceback(copy: Path) -> None:
     assert 'rank 1 failed File "x.py", line 3: bad <data>' in page.text
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_followed_to_its_end(copy: Path) -> None:
     written = copy / "report.html"
     with RunDirectory(copy).locked():

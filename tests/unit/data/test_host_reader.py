@@ -99,6 +99,7 @@ def facts_of(batch: Any) -> Any:
     return batch.epoch, batch.index, batch.step, batch.size, batch.even, targets_of(batch)
 
 
+@pytest.mark.slow
 def test_resuming_by_its_state_with_another_number_of_processes(
     connect: Connect, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_resuming_by_its_state_with_another_number_of_processes(
     assert len((tmp_path / "second").read_text().split()) <= 5 * 6 + 3 + 2 * 6
 
 
+@pytest.mark.slow
 def test_readings_start_anew_and_are_given_up_in_between(connect: Connect, tmp_path: Path) -> None:
     (stream,) = connect(functools.partial(reader_programs.noting, str(tmp_path / "read")))
     made = loader(stream, global_batch_size=6, epochs=2)
@@ -137,6 +139,7 @@ def test_readings_start_anew_and_are_given_up_in_between(connect: Connect, tmp_p
         batches.close()
 
 
+@pytest.mark.slow
 def test_arrays_stay_valid_after_the_next_batches(connect: Connect, tmp_path: Path) -> None:
     (stream,) = connect(functools.partial(reader_programs.noting, str(tmp_path / "read")))
     batches = list(loader(stream, global_batch_size=4, epochs=2, prefetch=2))
@@ -144,6 +147,7 @@ def test_arrays_stay_valid_after_the_next_batches(connect: Connect, tmp_path: Pa
     assert inputs == [*INPUTS.tolist(), *INPUTS.tolist()]
 
 
+@pytest.mark.slow
 def test_variables_of_ranks_do_not_reach_the_stream(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +169,7 @@ def test_an_error_of_the_stream_comes_with_its_traceback(connect: Connect) -> No
             next(batches)
 
 
+@pytest.mark.slow
 def test_an_error_while_loading_is_told(connect: Connect) -> None:
     (stream,) = connect(reader_programs.unloadable)
     with pytest.raises(DataError, match="FileNotFoundError: no such shard"):
@@ -185,6 +190,7 @@ def test_a_killed_reader_is_named(connect: Connect) -> None:
     assert f"reads the stream {ends[type(second)]}" in str(second)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_stuck_reader_whose_starter_is_killed() -> None:
     parent = ChildProcess.spawn("unit.data.reader_programs:starter_of_stuck", {})
     message = parent.channel.receive()
@@ -242,7 +248,8 @@ def test_samples_of_shards_come_in_turn_by_any_number_of_readers(
     assert numbers_of(batches_of(here, 0, 1, **SHARDED)) == in_turn() * 2
 
 
-@pytest.mark.parametrize("step", [8, slow(4), slow(13)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [4, 8, 13])
 def test_shards_resume_by_their_states_with_another_number_of_readers(
     connect: Connect, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

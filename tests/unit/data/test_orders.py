@@ -320,6 +320,7 @@ def test_a_bijection_holds_each_position_once(length: int, seed: int) -> None:
     assert Bijection(length, keys)[1:7].tolist() == drawn[1:7].tolist()
 
 
+@pytest.mark.slow
 def test_a_bijection_is_near_to_a_uniform_shuffle() -> None:
     counts = np.zeros((50, 50))
     for seed in range(4000):

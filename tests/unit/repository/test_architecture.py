@@ -174,7 +174,8 @@ def defined(tree: ast.Module) -> Iterator[str]:
     "folder",
     [
         *FOLDERS,
-        *("examples", "tests", "benchmarks", "tools"),
+        *("examples", "tools"),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("tests", "benchmarks")),
     ],
 )
 def test_private_attributes_of_other_modules_are_not_used(folder: str) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import isotrain
 import isotrain.plugin
 from isotrain.core.data import sources as core_sources
@@ -97,6 +99,7 @@ def public(name: str) -> bool:
     return name == "__init__" or not name.startswith(("_", "model_"))
 
 
+@pytest.mark.slow
 def test_the_public_api_is_as_recorded() -> None:
     """It runs in a process of its own: some names import a framework, which changes variables."""
     program = "from unit.repository.test_public_api import public_api; print(public_api(), end='')"
