@@ -21,7 +21,13 @@ from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing import reference_model
 from isotrain.testing.check_context import CheckContext
-from isotrain.testing.checks import collectives, computations, objectives, random_layers
+from isotrain.testing.checks import (
+    collectives,
+    computations,
+    objectives,
+    ordered_sums,
+    random_layers,
+)
 from isotrain.testing.checks import crashes as crash_checks
 from isotrain.testing.checks import resume as resume_checks
 from isotrain.testing.checks import state as state_checks
@@ -214,6 +220,11 @@ IN_OWN_SESSION = (
         frozenset({STATE, GRADIENTS}),
         spec=reference_model.spec_with_sample_draws,
         absence=_lacks_sample_draws,
+    ),
+    SessionCheck(
+        ordered_sums.ordered_sums,
+        frozenset({STATE, COMPUTE, Capability.ORDERED_SUMS}),
+        spec=reference_model.spec_with_ordered_sums,
     ),
 )
 """Checks that take a `CheckContext` of a session with another spec, in the processes of the same run."""

@@ -180,6 +180,12 @@ def spec_with_sample_draws(adapter: Adapter) -> dict[str, Any]:
     return spec(adapter, random_layers="per-sample")
 
 
+def spec_with_ordered_sums(adapter: Adapter) -> dict[str, Any]:
+    """Spec of the run whose sums are taken in one order; some backends refuse its dropout otherwise."""
+    changes = {"random_layers": "per-sample"} if adapter.draws_per_sample else {}
+    return spec(adapter, reproducible="bits", **changes)
+
+
 def spec_with_updates(adapter: Adapter) -> dict[str, Any]:
     """Spec of the run with the named updates of `UPDATES`."""
     updates = {

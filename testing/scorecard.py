@@ -62,7 +62,7 @@ class SessionCheck(Check):
     """
 
     spec: Callable[[Adapter], Mapping[str, Any]]
-    absence: Callable[[Adapter], str | None]
+    absence: Callable[[Adapter], str | None] = lambda adapter: None
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,21 @@ imported when a run starts, as adapters do.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.capabilities import (
+    REPLICATED_CAPABILITIES,
+    Capabilities,
+    Capability,
+)
 from isotrain.core.contracts.backend.replica import ReduceOp, Subgroups
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.tree_sum import sum_over_replicas
 from isotrain.core.contracts.plan import BackendConfig, DeviceKind
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.data.batch import Batch, Slice
@@ -198,9 +203,9 @@ class NoisyClose(_Broken):
     """Cannot leave the run without an error."""
 
     name = "broken-noisy-close"
-    has_optimizer_groups = (
-        False  # no check has a session of its own, which would close the first one
-    )
+    # no check has a session of its own, which would close the first one
+    has_optimizer_groups = False
+    capabilities = {**Reference.capabilities, "replicated": REPLICATED_CAPABILITIES}
     group = _NoisyClose
 
 
@@ -243,6 +248,34 @@ class UncountedRows(_Broken):
 
     name = "broken-uncounted-rows"
     group = _UncountedRows
+
+
+class _SwappedParts(ReferenceGroup):
+    def part_sums(self, batch: Batch) -> Iterator[list[list[np.ndarray]]]:
+        first, second, third, *others = super().part_sums(batch)
+        yield from (first, third, second, *others)
+
+
+class SwappedParts(_Broken):
+    """Two sums in the wrong order."""
+
+    name = "broken-swapped-parts"
+    group = _SwappedParts
+
+
+class _InexactSums(ReferenceGroup):
+    def compute(self, computation: Any, *values: Any, static: Any = None) -> list[Any]:
+        if computation is sum_over_replicas:
+            ((tree,),) = values
+            values = ([[np.nextafter(each, np.inf) for each in tree]],)
+        return super().compute(computation, *values, static=static)
+
+
+class InexactSums(_Broken):
+    """Sums that differ in their last bit."""
+
+    name = "broken-inexact-sums"
+    group = _InexactSums
 
 
 class CarelessObjectives(TorchDDP):
@@ -290,6 +323,8 @@ BROKEN = (
     DiesInABarrier,
     IdentityUnderTorch,
     UncountedRows,
+    SwappedParts,
+    InexactSums,
     CarelessObjectives,
 )
 

@@ -17,7 +17,7 @@ from isotrain.core.data.sources import ShardedStream
 from isotrain.core.errors import DataError, UnsupportedError
 from isotrain.core.session.training.consensus import require_same_samples
 from isotrain.core.session.training.context import SessionContext
-from isotrain.core.session.training.ordered_steps import OrderedSteps
+from isotrain.core.session.training.ordered_steps import OrderedSteps, require_equal_layers
 from isotrain.core.session.training.predictions import as_numpy, predict_batch
 from isotrain.core.session.training.weight_average import WeightAverage
 from isotrain.core.session.training.whole_set_metrics import WholeSetMetrics
@@ -62,6 +62,7 @@ class Evaluator:
                 _require_global_order(source, "metrics_over_all")
             step = self._group.evaluation_step
             if self._spec.reproducible is not None:
+                require_equal_layers(self._group, self._spec)
                 step = OrderedSteps(self._group, self._spec).evaluation_step
             with self._evaluated_weights():
                 for batch in self._loaders.evaluation(source, self._spec.parts):

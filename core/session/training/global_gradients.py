@@ -13,7 +13,7 @@ from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy, require_backend_step
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import SpecError
-from isotrain.core.session.training.ordered_steps import OrderedSteps
+from isotrain.core.session.training.ordered_steps import OrderedSteps, require_equal_layers
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -40,7 +40,9 @@ class GlobalGradients:
         """Mean gradients over the global batch, as `Session.gradients`. Collective."""
         require_backend_step(self._strategy, "session.gradients")
         if self._spec.reproducible is not None:
-            self._ordered_steps = self._ordered_steps or OrderedSteps(group, self._spec)
+            if self._ordered_steps is None:
+                require_equal_layers(group, self._spec)
+                self._ordered_steps = OrderedSteps(group, self._spec)
             return self._ordered_steps.gradients(batch)
         gradients, loss = group.gradients(batch)
         if group.replicas > 1:

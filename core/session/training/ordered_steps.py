@@ -25,52 +25,26 @@ class OrderedSteps:
     """Gradients and evaluation steps whose bits do not depend on the number of replicas. Collective."""
 
     def __init__(self, group: ReplicaGroup, spec: TrainingSpec) -> None:
-        """Checks the model.
-
-        Args:
-            group: Replica group of this process.
-            spec: Training spec with `reproducible`.
-
-        Raises:
-            UnsupportedError: The model has state or random numbers for each replica.
-        """
+        """Takes the replica group of this process, and a training spec with `reproducible`."""
         self._group = group
         self._ordered = require(group, OrderedSumsGroup)
         assert spec.parts is not None
         self._parts = spec.parts
         self._weights = len(group.describe_state(("trainable",)))
-        self._require_equal_layers(spec)
-
-    def _require_equal_layers(self, spec: TrainingSpec) -> None:
-        varying = {Trait.GLOBAL_STATISTICS: _SUMS}
-        if spec.random_layers == "per-replica":
-            varying[Trait.RANDOM] = _DRAWS
-        for trait, reason in varying.items():
-            layers = [each.layer for each in self._group.traits() if each.trait == trait]
-            if layers:
-                raise UnsupportedError(
-                    f"reproducible: {first_of(layers, _MAX_LAYERS)} {reason}, or"
-                    " leave reproducible out."
-                )
-        if carried := list(self._group.describe_state(("carry",))):
-            raise UnsupportedError(
-                f"reproducible: {first_of(carried, _MAX_LAYERS)}: each replica carries it from one call to"
-                " the next. Leave reproducible out, or use layers that are not stateful."
-            )
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Mean gradients over the global batch, and its loss, as `Session.gradients`."""
-        totals = self._total(batch, self._ordered.part_sums(self._fractions(batch)))
+        totals = self._total(batch, self._ordered.part_sums(self.fractions(batch)))
         count = self._weights
         self._ordered.add_part_sums("train", [sums[count + 1 :] for sums in totals])
         return [sums[:count] for sums in totals], totals[0][count]
 
     def evaluation_step(self, batch: Batch) -> None:
         """Adds a batch's loss and metrics to the evaluation accumulators."""
-        sums = self._ordered.evaluation_part_sums(self._fractions(batch))
+        sums = self._ordered.evaluation_part_sums(self.fractions(batch))
         self._ordered.add_part_sums("evaluation", self._total(batch, sums))
 
-    def _fractions(self, batch: Batch) -> Batch:
+    def fractions(self, batch: Batch) -> Batch:
         """The batch with each slice's fraction of the global batch as its weight."""
         slices = tuple(
             tuple(replace(each, weight=each.count / batch.size) for each in micro_batches)
@@ -95,3 +69,25 @@ class OrderedSteps:
             for row in range(rows)
         ]
         return self._group.compute(sum_over_replicas, *values, static=self._parts)
+
+
+def require_equal_layers(group: ReplicaGroup, spec: TrainingSpec) -> None:
+    """Refuses models whose results depend on the number of replicas.
+
+    Raises:
+        UnsupportedError: The model has state or random numbers for each replica.
+    """
+    varying = {Trait.GLOBAL_STATISTICS: _SUMS}
+    if spec.random_layers == "per-replica":
+        varying[Trait.RANDOM] = _DRAWS
+    for trait, reason in varying.items():
+        layers = [each.layer for each in group.traits() if each.trait == trait]
+        if layers:
+            raise UnsupportedError(
+                f"reproducible: {first_of(layers, _MAX_LAYERS)} {reason}, or leave reproducible out."
+            )
+    if carried := list(group.describe_state(("carry",))):
+        raise UnsupportedError(
+            f"reproducible: {first_of(carried, _MAX_LAYERS)}: each replica carries it from one call to"
+            " the next. Leave reproducible out, or use layers that are not stateful."
+        )
