@@ -48,7 +48,7 @@ def cell(name: str, program: str, loss: float = 2.0) -> Cell:
     return Cell(Contender(name, name, name, lambda *_: [command]), "mlp-64", 1, 1)
 
 
-@pytest.mark.parametrize("name", ["long_run", "recompute"])
+@pytest.mark.parametrize("name", ["long_run", "recompute", "same_bits"])
 def test_programs_have_help(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = script(ROOT / "benchmarks" / f"{name}.py", "--help", folder=tmp_path)
     assert done.returncode == 0

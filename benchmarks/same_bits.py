@@ -1,0 +1,117 @@
+"""Bits that differ between runs with `reproducible: bits` on several numbers of replicas.
+
+    python benchmarks/same_bits.py --backend torch-ddp --replicas 1,2,3,4,8 --steps 200
+
+A row for each model: the bits of losses, metrics, weights and optimizer state that differ in pairs of runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+import numpy as np
+
+import isotrain
+
+MODELS = ("mlp", "cnn", "transformer", "lstm")
+
+
+def data() -> Any:
+    """600 images and their classes: the last batch of an epoch, and its parts, are smaller than others."""
+    draw = np.random.default_rng(1)
+    return draw.standard_normal((600, 12, 12, 1)).astype("float32"), draw.integers(0, 10, 600)
+
+
+def model(kind: str) -> Any:
+    """A portable model; all but the CNN drop activations out."""
+    import keras
+
+    layers = keras.layers
+    image = keras.Input((12, 12, 1))
+    rows = layers.Reshape((12, 12))(image)
+    if kind == "mlp":
+        hidden = layers.Dropout(0.2)(layers.Dense(128, "relu")(layers.Flatten()(image)))
+    elif kind == "cnn":
+        hidden = layers.GroupNormalization(4)(layers.Conv2D(8, 3)(image))
+        hidden = layers.Conv2D(16, 3)(layers.MaxPooling2D()(layers.Activation("relu")(hidden)))
+        hidden = layers.GlobalAveragePooling2D()(hidden)
+    elif kind == "lstm":
+        hidden = layers.Dropout(0.2)(layers.LSTM(32)(rows))
+    else:
+        hidden = layers.Dense(16)(rows)
+        for _ in range(2):
+            normal = layers.LayerNormalization()(hidden)
+            attended = layers.MultiHeadAttention(2, 8)(normal, normal)
+            hidden = layers.Add()([hidden, layers.Dropout(0.1)(attended)])
+            mixed = layers.Dense(32, "gelu")(layers.LayerNormalization()(hidden))
+            hidden = layers.Add()([hidden, layers.Dropout(0.1)(layers.Dense(16)(mixed))])
+        hidden = layers.GlobalAveragePooling1D()(hidden)
+    return keras.Model(image, layers.Dense(10)(hidden))
+
+
+def spec(kind: str, steps: int) -> dict[str, Any]:
+    """The spec of a run."""
+    return {
+        "model": model,
+        "model_args": {"kind": kind},
+        "data": data,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "metrics": ["sparse_categorical_accuracy"],
+        "optimizer": {"name": "adam", "lr": 0.003},
+        "clip": {"global_norm": 0.5},
+        "global_batch_size": 64,
+        "steps": steps,
+        "validation_split": 0.2,
+        "random_layers": "per-sample",
+        "reproducible": "bits",
+    }
+
+
+def trained(session: isotrain.Session) -> dict[str, np.ndarray]:
+    """Everything that a session computes, by name."""
+    losses = np.array([float(session.step(batch)) for batch in session.batches()])
+    measured = {**session.metrics(), **session.validate()}
+    numbers = {name: np.array(value) for name, value in measured.items()}
+    return {"losses": losses, **numbers, **session.read_state()}
+
+
+def differing_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> int:
+    """Number of bits that differ in arrays of equal names and shapes."""
+    assert one.keys() == other.keys()
+    pairs = ((one[name].tobytes(), other[name].tobytes()) for name in one)
+    return sum((int.from_bytes(a) ^ int.from_bytes(b)).bit_count() for a, b in pairs)
+
+
+def main() -> None:
+    """Runs the models and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--backend", default="torch-ddp")
+    parser.add_argument("--replicas", default="1,2,3,4,8", help="numbers of replicas")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--models", default=",".join(MODELS))
+    chosen = parser.parse_args()
+    counts = [int(count) for count in chosen.replicas.split(",")]
+    print("| model | backend | replicas | steps | numbers | pairs of runs | differing bits |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for kind in chosen.models.split(","):
+        results = []
+        for count in counts:
+            ranks = isotrain.launch(
+                trained,
+                spec(kind, chosen.steps),
+                backend=chosen.backend,
+                replicas=count,
+                on_event=lambda event: None,
+            )
+            results += [ranks[0]]
+        pairs = list(itertools.combinations(results, 2))
+        bits = sum(differing_bits(*pair) for pair in pairs)
+        numbers = sum(array.size for array in results[0].values())
+        cells = kind, chosen.backend, chosen.replicas, chosen.steps, numbers, len(pairs), bits
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
