@@ -22,6 +22,9 @@ from isotrain.core.contracts.backend.adapter_protocols import (
 )
 from isotrain.core.contracts.backend.adapter_protocols import PipelineBackend as PipelineBackend
 from isotrain.core.contracts.backend.adapter_protocols import RecordingBackend as RecordingBackend
+from isotrain.core.contracts.backend.adapter_protocols import (
+    TensorParallelBackend as TensorParallelBackend,
+)
 from isotrain.core.contracts.backend.capabilities import (
     REPLICATED_CAPABILITIES as REPLICATED_CAPABILITIES,
 )
@@ -84,6 +87,7 @@ from isotrain.core.contracts.cluster_environment import EnvReader as EnvReader
 from isotrain.core.contracts.device_mesh import DATA as DATA
 from isotrain.core.contracts.device_mesh import SHARD as SHARD
 from isotrain.core.contracts.device_mesh import STAGE as STAGE
+from isotrain.core.contracts.device_mesh import TENSOR as TENSOR
 from isotrain.core.contracts.device_mesh import DeviceMesh as DeviceMesh
 from isotrain.core.contracts.job import Job as Job
 from isotrain.core.contracts.job import Work as Work

@@ -18,3 +18,4 @@ def isotrain_register_strategies(register: StrategyRegistry) -> None:
     register.add("isotrain.strategies.elastic_averaging:ElasticAveraging", name="elastic-averaging")
     register.add("isotrain.strategies.sharded:Sharded", name="sharded")
     register.add("isotrain.strategies.pipeline:Pipeline", name="pipeline")
+    register.add("isotrain.strategies.tensor:TensorParallel", name="tensor")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from isotrain.plugin import CustomOptimizer, PlanError, TrainingSpec, UnsupportedError, unknown_name
@@ -67,6 +67,11 @@ def one_of(strategy: str, option: str, value: Any, names: Collection[str]) -> st
     if value not in names:
         raise PlanError(f"strategy {strategy}: " + unknown_name(option, str(value), names))
     return str(value)
+
+
+def names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names as a tuple; a single one may be given without brackets on the command line."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def refuse_float16(strategy: str, spec: TrainingSpec, why: str) -> None:

@@ -12,19 +12,16 @@ from contextlib import contextmanager
 from typing import cast
 
 from isotrain.plugin import (
-    DATA,
     STAGE,
     Action,
     Adapter,
     BackendConfig,
     Batch,
     Capability,
-    DeviceMesh,
     Invariant,
     ModelBytes,
     ModelProfile,
     Order,
-    ParallelLayout,
     PipelineBackend,
     PipelineGroup,
     PipelinePlan,
@@ -32,7 +29,6 @@ from isotrain.plugin import (
     PipelineSplit,
     Plan,
     ProcessContext,
-    ProcessInfo,
     ReplicaGroup,
     ServerConnection,
     StateBytes,
@@ -47,36 +43,18 @@ from isotrain.plugin import (
     stage_orders,
 )
 from isotrain.strategies import option_checks
+from isotrain.strategies.replica_processes import SharedReplicaLayout
 
 
-class PipelineLayout(ParallelLayout):
-    """One process per stage of each replica; a replica's stages have adjacent ranks and the same slices."""
+class PipelineLayout(SharedReplicaLayout):
+    """One process per stage of each replica."""
 
     name = "pipeline"
 
     def __init__(self, stages: int, split: PipelineSplit) -> None:
         """Keeps the number of stages of a replica, and how the model is split."""
-        self._stages = stages
+        super().__init__(STAGE, stages, "stage")
         self._split = split
-
-    def device_mesh(self, replicas: int) -> DeviceMesh:
-        """A mesh [replicas, stages]: the stage varies fastest with the rank."""
-        return DeviceMesh({DATA: replicas, STAGE: self._stages})
-
-    def processes(self, adapter: Adapter, replicas: int) -> tuple[ProcessInfo, ...]:
-        """One process per stage of each replica.
-
-        Raises:
-            UnsupportedError: The backend has all replicas in one process.
-        """
-        if adapter.replicas_per_process == "all":
-            raise UnsupportedError(
-                f"backend {adapter.name!r} has all replicas in one process, but each stage needs a separate"
-                " process."
-            )
-        mesh = self.device_mesh(replicas)
-        ranks = range(mesh.total_size)
-        return tuple(ProcessInfo(rank, replicas=(mesh.coordinates(rank)[DATA],)) for rank in ranks)
 
     def open(
         self,
@@ -137,8 +115,8 @@ class Pipeline(Strategy):
         self._stages = option_checks.whole_number(self.name, "stages", stages, 1)
         self._chunks = option_checks.whole_number(self.name, "chunks", chunks, 1)
         self._schedule = schedule
-        self._modules = _names(modules)
-        split = PipelineSplit(stages * chunks, _names(cut), self._modules)
+        self._modules = option_checks.names(modules)
+        split = PipelineSplit(stages * chunks, option_checks.names(cut), self._modules)
         self.parallel_layout = PipelineLayout(stages, split)
         self._bandwidth = option_checks.positive(self.name, "gigabits", gigabits) * 1e9 / 8
         self._orders: list[Order] = []
@@ -235,11 +213,6 @@ def _filled_chunks(sizes: Sequence[int], limit: int) -> list[int]:
             sums.append(0)
         sums[-1] += size
     return sums
-
-
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Names as a tuple; a single one may be given without brackets on the command line."""
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _would_be_captured(spec: TrainingSpec, plan: Plan) -> bool:

@@ -36,6 +36,10 @@ def layout_capabilities(replicated: Capabilities) -> dict[str, Capabilities]:
             },
             "a replica has a shard of each weight",
         ),
+        "tensor": Capabilities.only(
+            {Capability.SYNCHRONOUS_STEP, Capability.NAMED_STATE, Capability.UNSHARD_WEIGHTS},
+            "a process has a part of the layers that are cut",
+        ),
         "pipeline": Capabilities.only(
             {Capability.PIPELINE_STEP, Capability.NAMED_STATE},
             "a process has one stage of a replica, which takes no step alone",

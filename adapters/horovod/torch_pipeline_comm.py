@@ -12,7 +12,7 @@ import torch
 from isotrain.adapters.horovod import runtime
 from isotrain.adapters.horovod.torch_comm import tensor_name, to_sendable
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator, unsupported_collective
-from isotrain.plugin import DATA, STAGE, BackendConfig, ProcessContext, ReduceOp, Subgroups
+from isotrain.plugin import DATA, BackendConfig, ProcessContext, ReduceOp, Subgroups
 
 
 class HorovodPipelineCommunicator(PipelineCommunicator):
@@ -21,7 +21,7 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
     def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
         super().__init__(context)
         mesh = context.device_mesh
-        self._stage_groups, self._replica_groups = mesh.groups(DATA), mesh.groups(STAGE)
+        self._stage_groups, self._replica_groups = mesh.groups(DATA), mesh.groups(mesh.replica_axis)
         self._process_sets = runtime.ProcessSets(hvd, context, backend_config)
         self._in_flight: Counter[str] = Counter()
 

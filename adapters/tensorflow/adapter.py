@@ -12,6 +12,7 @@ from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.tensorflow.base_adapter import (
     DEFAULT_BUCKET_BYTES,
+    UNCUT,
     MultiProcessAdapter,
     TensorFlowAdapter,
 )
@@ -160,6 +161,7 @@ class TFMirrored(_TFDistribute):
         ),
         "sharded": _MIRRORED,
         "fully-sharded": _MIRRORED,
+        "tensor": _MIRRORED,
         "pipeline": Capabilities.none(
             "all its replicas live in one process, and each stage needs its own"
         ),
@@ -210,7 +212,7 @@ class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
         "ring": "over gRPC, for CPUs and GPUs",
         "nccl": "NVIDIA's collectives, for GPUs",
     }
-    capabilities = layout_capabilities(_REPLICATED)
+    capabilities = layout_capabilities(_REPLICATED) | {"tensor": UNCUT}
     cpu_collective = "ring"
     parameter_server_transport = "grpc"
 

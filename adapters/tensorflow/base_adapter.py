@@ -17,6 +17,7 @@ from isotrain.plugin import (
     Adapter,
     Availability,
     BackendConfig,
+    Capabilities,
     DeviceKind,
     PipelineSplit,
     ProcessContext,
@@ -38,6 +39,8 @@ _LOG_LINES = (
 )
 """Patterns of messages that TensorFlow logs in every run; see `Adapter.ignored_log_lines`."""
 DEFAULT_BUCKET_BYTES = 4 * 2**20
+UNCUT = Capabilities.none("layers are not cut on TensorFlow")
+"""Capabilities of tensor-parallel groups."""
 
 
 class TensorFlowAdapter(Adapter):

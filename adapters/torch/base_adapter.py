@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +32,13 @@ _EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", 
 INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torch keras"
 _ONLY_CPU = {"CUDA_VISIBLE_DEVICES": "", "KERAS_TORCH_DEVICE": "cpu"}
 """Environment variables of runs on CPUs; Keras would choose any accelerator of torch, such as Intel's."""
+_NOT_CAPTURED = {
+    "fully-sharded": "with sharded weights are not captured: Keras computes each step eagerly, and weights"
+    " are gathered as it reads them",
+    "tensor": "with layers that are cut are not captured: Keras computes each step eagerly, and layers"
+    " communicate in it",
+}
+"""Reasons why steps of portable models are not captured, by parallel layout."""
 _FAST_IMPORT = "isotrain.adapters.torch.fast_import"
 
 
@@ -83,12 +90,9 @@ class TorchAdapter(TcpParameterServer):
 
     def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
         is_captured = spec.capture and not isinstance(spec.model, Mapping)
-        if parallel_layout != "fully-sharded" or not is_captured:
+        if not is_captured or parallel_layout not in _NOT_CAPTURED:
             return []
-        return [
-            "capture: steps of a portable model with sharded weights are not captured: Keras computes each"
-            " step eagerly, and weights are gathered as it reads them"
-        ]
+        return [f"capture: steps of a portable model {_NOT_CAPTURED[parallel_layout]}"]
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """Bytes of an optimal all-reduce, or of the collectives of a fully sharded run."""
@@ -200,6 +204,26 @@ class TorchAdapter(TcpParameterServer):
             device,
             lambda: self.connect_pipeline(backend_config, context),
             split,
+        )
+
+    def start_tensor_parallel(
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        layers: Sequence[str],
+    ) -> ReplicaGroup:
+        keras_backend.set_backend("torch")
+        from isotrain.adapters.torch.base.gpu import replica_device
+        from isotrain.adapters.torch.tensor_parallel.replica_group import TensorParallelReplicaGroup
+
+        device = replica_device(backend_config, context)
+        return TensorParallelReplicaGroup(
+            spec,
+            backend_config,
+            device,
+            lambda: self.connect_pipeline(backend_config, context),
+            layers,
         )
 
 

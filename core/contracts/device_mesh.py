@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-DATA, SHARD, STAGE = "data", "shard", "stage"
+DATA, SHARD, STAGE, TENSOR = "data", "shard", "stage", "tensor"
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class DeviceMesh:
     """Grid of positions with named axes, in row-major order: neighbors differ along the last axis.
 
     Positions along `data` hold equal state, those along `shard` hold its shards; along both, each position is
-    a replica with its own local batch. Positions along `stage` are the pipeline stages of one replica.
+    a replica with its own local batch. Positions along `stage` are the pipeline stages of one replica, those
+    along `tensor` its parts, which hold slices of its layers.
 
     Attributes:
         sizes: Axis name to size; the slowest varying axis first.
@@ -35,6 +36,16 @@ class DeviceMesh:
     def replicas(self) -> int:
         """Number of replicas, each with its own local batch."""
         return self.size(DATA) * self.size(SHARD)
+
+    @property
+    def positions_per_replica(self) -> int:
+        """Number of positions that share a replica and its local batch."""
+        return self.total_size // self.replicas
+
+    @property
+    def replica_axis(self) -> str:
+        """Axis along which positions share a replica: `tensor` if there is one, else `stage`."""
+        return TENSOR if TENSOR in self.sizes else STAGE
 
     def coordinates(self, index: int) -> dict[str, int]:
         """Axis name to coordinate of a position."""

@@ -79,11 +79,13 @@ class ModelBytes:
         weights: Bytes of each trainable weight, in order.
         fixed: Bytes of the other weights together.
         slots: Number of optimizer slots of a weight's size per trainable weight.
+        local: Bytes of the trainable weights that one process has before its strategy starts; None: of all.
     """
 
     weights: tuple[int, ...]
     fixed: int = 0
     slots: int = 0
+    local: int | None = None
 
     @property
     def replicated(self) -> StateBytes:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from isotrain.core.contracts.backend import tree_sum
 from isotrain.core.contracts.backend.group_hooks import PassCosts
-from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.pipeline.pipeline_plan import PipelinePlan
@@ -120,7 +119,7 @@ def _activation_bytes(plan: Plan, stats: ModelStats, parts: int | None) -> int |
 def _exchanged_bytes(
     plan: Plan, resolved_spec: ResolvedSpec, stages: PipelinePlan | None
 ) -> float | None:
-    """Bytes that each process sends per step; None for a pipeline run whose layers are not measured."""
+    """Bytes that each process sends per step; None if activations are sent that are not measured."""
     sent = 0.0
     spec = resolved_spec.spec
     if spec.parts is not None:
@@ -135,7 +134,7 @@ def _exchanged_bytes(
             if strategy_bytes is None
             else strategy_bytes
         )
-    if STAGE not in plan.device_mesh.sizes:
+    if plan.device_mesh.positions_per_replica == 1:
         return sent
     return (
         None if stages is None else sent + plan.gradient_accumulation_steps * stages.crossing_bytes

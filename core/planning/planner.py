@@ -542,7 +542,7 @@ def _require_optimizer_groups(spec: TrainingSpec, adapter: Adapter, strategy: St
             )
 
 
-_UNSHARDED_LAYOUTS = ("replicated", "sharded")
+_UNSHARDED_LAYOUTS = ("replicated", "sharded", "tensor")
 """Parallel layouts in which every replica has all weights after each step."""
 
 
@@ -556,7 +556,7 @@ def _require_gradient_norm(spec: TrainingSpec, strategy: Strategy, replicas: int
     is_equal = replicas == 1 or (
         strategy.keeps_replicas_equal == "always" and Capability.LOCAL_STEP not in strategy.requires
     )
-    if spec.gradient_norm and (layout != "replicated" or not is_equal):
+    if spec.gradient_norm and (layout not in ("replicated", "tensor") or not is_equal):
         raise UnsupportedError(
             f"gradient_norm: under strategy {strategy.name!r} no process has all gradients that update the"
             " weights of a step, of which the norm is. Leave it out, or use data-parallel."

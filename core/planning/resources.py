@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isotrain.core.contracts.backend.adapter import Adapter
-from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessInfo
@@ -90,20 +89,20 @@ class LocalResources(Resources):
         replicas: int | None,
         collective: str | None = None,
     ) -> Devices:
-        stages = strategy.parallel_layout.device_mesh(1).size(STAGE)
+        processes = strategy.parallel_layout.device_mesh(1).positions_per_replica
         gpus = 0 if spec.device == "cpu" else adapter.accelerators()
-        count = replicas or max(1, gpus // stages)
-        if gpus >= count * stages:
+        count = replicas or max(1, gpus // processes)
+        if gpus >= count * processes:
             return Devices("gpu", count)
         if spec.device == "gpu" and gpus and collective in adapter.gpu_sharing_collectives:
-            shared = f"{_describe_count(count, stages)} share {gpus} GPU{'s' if gpus > 1 else ''}"
+            shared = f"{_describe(count, processes)} share {gpus} GPU{'s' if gpus > 1 else ''}"
             return Devices("gpu", count, [shared])
         if spec.device == "gpu":
             raise PlanError(
-                f"device: gpu was requested with {_describe_count(count, stages)}, and {adapter.name!r} can"
+                f"device: gpu was requested with {_describe(count, processes)}, and {adapter.name!r} can"
                 f" use {gpus} GPUs here. Use {'fewer replicas, or ' if count > 1 else ''}device: cpu."
             )
-        too_few = f"{gpus} GPUs for {_describe_count(count, stages)} are too few: CPUs are used"
+        too_few = f"{gpus} GPUs for {_describe(count, processes)} are too few: CPUs are used"
         return Devices("cpu", count, [too_few] if gpus else [])
 
     def cores(self, count: int) -> int:
@@ -113,5 +112,5 @@ class LocalResources(Resources):
         return tuple(replace(process, local_rank=process.rank) for process in processes)
 
 
-def _describe_count(replicas: int, stages: int) -> str:
-    return f"{replicas} replicas" if stages == 1 else f"{replicas} replicas of {stages} stages"
+def _describe(replicas: int, processes: int) -> str:
+    return f"{replicas} replicas" + (f" of {processes} processes" if processes > 1 else "")

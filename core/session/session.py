@@ -312,7 +312,7 @@ class Session:
         Raises:
             DataError: Arrays have different numbers of rows, no process has a row, or the loss needs targets.
             IsotrainError: No step is left; or the step of the present batch of `batches` is taken already.
-            UnsupportedError: In pipeline runs, where several processes share a replica.
+            UnsupportedError: In pipeline and tensor-parallel runs, where processes share a replica.
         """
         return self._training.custom_batch(inputs, targets, sample_weights)
 
@@ -326,7 +326,8 @@ class Session:
             The model's outputs: an array, or arrays in dicts, lists and tuples.
 
         Raises:
-            UnsupportedError: This process does not have all weights: in pipeline and fully sharded runs.
+            UnsupportedError: This process does not have all weights: in pipeline, tensor-parallel and fully
+                sharded runs.
         """
         return self._evaluation.call(inputs)
 

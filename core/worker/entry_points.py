@@ -90,6 +90,8 @@ def train(session: Session) -> dict[str, Any] | None:
     require_storable(session.group, WEIGHTS)
     if not session.is_main:
         fit(session)
+        with _kept_weights(session):  # a gathered average takes all processes
+            pass
         session.data_read()
         return None
     last_weights = LastWeights(session)
@@ -153,7 +155,9 @@ def measure_model(session: Session) -> dict[str, Any]:
             layers = require(session.group, PipelineGroup).profile_layers(batch).layers
         notes += session.group.step_notes(batch)
         refuses_single_sample = session.group.refuses_single_sample(batch)
-        is_split = is_pipeline or plan.parallel_layout == "fully-sharded"
+        is_split = (
+            plan.device_mesh.positions_per_replica > 1 or plan.parallel_layout == "fully-sharded"
+        )
         costs = None if is_split else session.group.pass_costs(batch)
         if costs is not None:
             sample_costs = asdict(costs * (1 / batch.slices[0][0].count))

@@ -47,6 +47,7 @@ class Reference(TcpParameterServer):
         "parameter-server": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
         "fully-sharded": Capabilities.none("in NumPy each replica has all weights"),
+        "tensor": Capabilities.none("in NumPy each replica has all weights"),
         "pipeline": _UNSTAGED,
     }
     conformance_models = "isotrain.testing.reference.kit_models"

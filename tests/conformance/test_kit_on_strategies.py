@@ -24,15 +24,16 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
         tuple(
             name
             for name in strategy_sessions.STRATEGIES
-            if name not in ("compressed, bf16", "sharded, stage 3", "pipeline")
+            if name not in ("compressed, bf16", "sharded, stage 3", "pipeline", "tensor")
         ),
     ),
     ("torch-ddp", ("compressed, bf16", "sharded, stage 3", "broken-sums-gradients")),
     ("torch-ddp", ("pipeline",)),
+    ("torch-ddp", ("tensor",)),
 )
 """A backend and what is tried in the same processes of it: all that need no framework, and some on one.
 
-In stages, a replica has two processes.
+In stages or cut layers, a replica has two processes.
 """
 EXPECTED: dict[str, set[str]] = {
     **{name: set() for name in strategy_sessions.SOUND},
@@ -66,7 +67,8 @@ GOING_ON = (*strategy_sessions.SOUND, "broken-keeps-to-itself")
 """Those that go on from another run; the other broken ones would end it."""
 
 ASKED = {
-    "pipeline": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"}
+    "pipeline": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"},
+    "tensor": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"},
 }
 """Checks that are not to be left out for want of a capability."""
 

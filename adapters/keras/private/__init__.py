@@ -23,7 +23,9 @@ from isotrain.adapters.keras.private.calls import (
     uncast,
 )
 from isotrain.adapters.keras.private.layers import (
+    AttentionLayers,
     Moments,
+    attention_layers,
     draws_random_numbers,
     forget_losses,
     has_set_moments,
@@ -36,6 +38,7 @@ from isotrain.adapters.keras.private.layers import (
     register_weights,
     set_moments,
     set_path,
+    set_shape,
     standardized_inputs,
     sublayers_of,
     unwatch_trainable,
@@ -83,6 +86,9 @@ PROBES = (
 __all__ = [
     "Moments",
     "PROBES",
+    "AttentionLayers",
+    "attention_layers",
+    "set_shape",
     "has_set_moments",
     "have_added_losses",
     "disable_gradient_reduction",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -281,6 +281,48 @@ def _probe_set_moments() -> None:
     require(has_set_moments(layer), "a function of its own")
 
 
+class AttentionLayers(NamedTuple):
+    """Inner layers of a MultiHeadAttention.
+
+    Attributes:
+        projections: Projections of query, key and value to heads: kernels `[features, heads, size]`.
+        output: Projection of the heads' results: kernel `[heads, size, features]`.
+        dropout: Dropout of the attention scores, shape `[batch, heads, queries, keys]`; None without one.
+    """
+
+    projections: Sequence[Any]
+    output: Any
+    dropout: Any
+
+
+def attention_layers(layer: Any) -> AttentionLayers | None:
+    """Inner layers of a built MultiHeadAttention; None for one with layers besides these."""
+    projections = [layer._query_dense, layer._key_dense, layer._value_dense]
+    dropout = layer._dropout_layer if layer.dropout else None
+    known = [*projections, layer._output_dense, layer._softmax, dropout]
+    if any(all(each is not inner for inner in known) for each in sublayers_of(layer)):
+        return None
+    return AttentionLayers(projections, layer._output_dense, dropout)
+
+
+def set_shape(variable: keras.Variable, shape: Iterable[int]) -> None:
+    """Sets the shape of a variable to that of the value that it got."""
+    variable._shape = tuple(shape)
+
+
+def _probe_attention_layers() -> None:
+    layer = keras.layers.MultiHeadAttention(2, 3, dropout=0.1)
+    layer.build((None, 4, 5), (None, 4, 5))
+    inner = attention_layers(layer)
+    require(inner is not None, "known inner layers")
+    assert inner is not None
+    require(isinstance(inner.dropout, keras.layers.Dropout), "dropout of scores")
+    require([tuple(e.kernel.shape) for e in inner.projections] == [(5, 2, 3)] * 3, "projections")
+    require(tuple(inner.output.kernel.shape) == (2, 3, 5), "the output projection")
+    set_shape(inner.output.kernel, (1, 3, 5))
+    require(tuple(inner.output.kernel.shape) == (1, 3, 5), "a shape that is set")
+
+
 PROBES = (
     PrivateApiProbe("Variable._path", _probe_set_path),
     PrivateApiProbe("Layer._flatten_layers", _probe_layers_of),
@@ -292,6 +334,7 @@ PROBES = (
     PrivateApiProbe("Layer.load_own_variables by Variable.assign", _probe_intercept_assignments),
     PrivateApiProbe("Layer._forward_hooks", _probe_hooks_of),
     PrivateApiProbe("BatchNormalization._moments", _probe_set_moments),
+    PrivateApiProbe("inner layers of MultiHeadAttention, Variable._shape", _probe_attention_layers),
     PrivateApiProbe("TorchLayer._track_variables", _probe_register_weights),
     PrivateApiProbe("Functional._nodes_by_depth and _standardize_inputs", _probe_functional_graph),
     PrivateApiProbe(

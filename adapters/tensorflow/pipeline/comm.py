@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow.comm.base import Communicator, in_buckets
-from isotrain.plugin import DATA, STAGE, ProcessContext, ReduceOp, Subgroups, UnsupportedError
+from isotrain.plugin import DATA, ProcessContext, ReduceOp, Subgroups, UnsupportedError
 
 
 class PipelineCommunicator(Communicator):
     """Communicator of a stage with the same stage of other replicas, and with its replica's other stages.
 
-    All collectives are built from two: all-reduce and broadcast within subgroups of all processes.
+    All collectives are built from two: all-reduce and broadcast within subgroups of all processes. In
+    tensor-parallel runs the parts of a replica are its stages.
 
     Attributes:
         stage: Stage of this process.
@@ -30,13 +31,14 @@ class PipelineCommunicator(Communicator):
             bucket_bytes: Bucket size in bytes for gradients.
         """
         mesh, rank = context.device_mesh, context.rank
+        axis = mesh.replica_axis
         self._processes = processes
         self.bucket_bytes = bucket_bytes
         self._all_ranks = (tuple(range(mesh.total_size)),)
-        self._same_stage, self._same_replica = mesh.groups(DATA), mesh.groups(STAGE)
-        self.replicas, self.stages = mesh.size(DATA), mesh.size(STAGE)
+        self._same_stage, self._same_replica = mesh.groups(DATA), mesh.groups(axis)
+        self.replicas, self.stages = mesh.size(DATA), mesh.size(axis)
         self.local_replicas = (mesh.coordinates(rank)[DATA],)
-        self.stage = mesh.coordinates(rank)[STAGE]
+        self.stage = mesh.coordinates(rank)[axis]
         self._first_rank = rank - self.stage
         self._rank = rank
 

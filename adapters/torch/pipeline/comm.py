@@ -16,7 +16,7 @@ from isotrain.adapters.torch.base.initial_broadcast import (
 )
 from isotrain.adapters.torch.comm.base import Communicator, Wait
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
-from isotrain.plugin import DATA, STAGE, ProcessContext, Subgroups, UnsupportedError
+from isotrain.plugin import DATA, ProcessContext, Subgroups, UnsupportedError
 
 _MAX_RANK = 8
 """Maximum rank of a tensor whose spec is sent to another stage."""
@@ -30,7 +30,8 @@ class PipelineCommunicator(Communicator):
     """Communicator of one stage with the same stage of other replicas, and with its replica's other stages.
 
     The collectives of `Communicator` run among the same stage of all replicas; `rank` and `replicas` are
-    those along the data axis. Transfers between stages name the stage, not the rank.
+    those along the data axis. Transfers between stages name the stage, not the rank. In tensor-parallel runs
+    the parts of a replica are its stages.
 
     Attributes:
         stage: Stage of this process.
@@ -42,8 +43,8 @@ class PipelineCommunicator(Communicator):
         self._world_rank = context.rank
         self.rank = mesh.coordinates(context.rank)[DATA]
         self.replicas = mesh.size(DATA)
-        self.stage = mesh.coordinates(context.rank)[STAGE]
-        self.stages = mesh.size(STAGE)
+        self.stage = mesh.coordinates(context.rank)[mesh.replica_axis]
+        self.stages = mesh.size(mesh.replica_axis)
         self._first_stage_rank = context.rank - self.stage
         self._pending: dict[Hashable, list[Callable[[], None]]] = {}
 

@@ -16,7 +16,7 @@ from isotrain.adapters.torch.comm.process_group import (
     start_process_group,
 )
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
-from isotrain.plugin import DATA, STAGE, BackendConfig, ProcessContext, Subgroups
+from isotrain.plugin import DATA, BackendConfig, ProcessContext, Subgroups
 
 
 class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommunicator):
@@ -27,7 +27,9 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
         start_process_group(backend_config, context)
         self._timeout = timedelta(seconds=backend_config.timeout)
         self._peers = self._new_group(context.device_mesh.groups(DATA))
-        self._stage_group = self._new_group(context.device_mesh.groups(STAGE))
+        self._stage_group = self._new_group(
+            context.device_mesh.groups(context.device_mesh.replica_axis)
+        )
 
     def _new_group(self, subgroups: Subgroups) -> Any:
         """Creates the process groups of all subgroups, and returns this process's. Collective."""

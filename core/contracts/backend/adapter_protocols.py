@@ -94,6 +94,30 @@ class FullyShardedBackend(Protocol):
 
 
 @runtime_checkable
+class TensorParallelBackend(Protocol):
+    """Adapter with tensor-parallel runs, in which layers of a replica are cut over several processes."""
+
+    def start_tensor_parallel(
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        layers: Sequence[str],
+    ) -> ReplicaGroup:
+        """Starts a process of a tensor-parallel run; its group is a `FullyShardedGroup`. Collective.
+
+        Args:
+            spec: Training spec.
+            backend_config: Backend settings that the plan resolved.
+            context: Process context of this process, with an axis `tensor` in its device mesh.
+            layers: Names, or patterns of names, of the layers to cut; empty for all that can be.
+
+        Raises:
+            SpecError: No layer can be cut, or one has fewer heads or units than there are parts.
+        """
+
+
+@runtime_checkable
 class NamedUpdatesBackend(Protocol):
     """Adapter with runs of several named updates, in which each replica holds all weights."""
 
@@ -149,6 +173,7 @@ BACKEND_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     ParameterServerBackend: frozenset({Capability.PARAMETER_SERVER_STEP}),
     PipelineBackend: frozenset({Capability.PIPELINE_STEP}),
     FullyShardedBackend: frozenset({Capability.UNSHARD_WEIGHTS}),
+    TensorParallelBackend: frozenset(),
     NamedUpdatesBackend: frozenset(),
     RecordingBackend: frozenset(),
 }

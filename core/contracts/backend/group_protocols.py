@@ -136,10 +136,10 @@ class ShardedGroup(Protocol):
 
 @runtime_checkable
 class FullyShardedGroup(Protocol):
-    """Replica group that holds a shard of each weight, as FSDP does (`unshard-weights`)."""
+    """Replica group that holds shards of weights, as in FSDP or tensor parallelism (`unshard-weights`)."""
 
     def unshard_weights(self) -> None:
-        """All-gathers fully sharded weights, which every process has until the next step. Collective."""
+        """All-gathers sharded weights, which every process has until the next step. Collective."""
 
 
 @runtime_checkable

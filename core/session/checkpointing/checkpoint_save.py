@@ -258,7 +258,7 @@ class CheckpointWriter:
         self._written.clear()
         self._given_up.clear()
         average: dict[str, PendingCopy] = {}
-        if self._average.count and not self._reporter.rank:
+        if self._average.count and self._snapshot.has_weights_to_write:
             with self._average.applied(self._group):
                 average[AVERAGE] = finished_copy(self._snapshot.weights())
         copies = average | self._snapshot.begin_copies(differ, strategy_state)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.checkpoints.tensor_part import Section, TensorPart
-from isotrain.core.contracts.device_mesh import DATA
+from isotrain.core.contracts.device_mesh import DATA, TENSOR
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.strategy import StrategyState
 from isotrain.core.session.training.context import SessionContext
@@ -47,10 +47,20 @@ class StateSnapshot:
         self._rank = rank
         self._buffers: dict[int | None, dict[str, np.ndarray]] = {}
 
+    @property
+    def has_weights_to_write(self) -> bool:
+        """Whether this process writes weights that are equal on all replicas, or a part of them."""
+        is_first = not self._mesh.coordinates(self._rank).get(DATA)
+        return not self._rank or (is_first and TENSOR in self._mesh.sizes)
+
     def weights(self) -> Section:
-        """Copies the weights of this process's first replica, without optimizer state."""
+        """Copies the weights of this process's first replica; on other ranks than 0 its parts of these."""
         infos = self._group.describe_state(WEIGHTS)
-        return {n: _part(array, infos[n]) for n, array in self._group.read_state(WEIGHTS).items()}
+        return {
+            n: _part(array, infos[n])
+            for n, array in self._group.read_state(WEIGHTS).items()
+            if not self._rank or infos[n].offset is not None
+        }
 
     def begin_copies(
         self, replicas_differ: bool, strategy_state: StrategyState
@@ -78,6 +88,8 @@ class StateSnapshot:
             copies[f"strategy-{replica}"] = functools.partial(_as_parts, tensors)
         if not replicas_differ and not self._mesh.coordinates(self._rank).get(DATA):
             copies["state"] = self._shared_state()
+        if self._mesh.coordinates(self._rank).get(TENSOR):
+            return  # the first process of the replica has the same
         for replica in group.local_replicas:
             copies[replica_section(replica, self._stage)] = self._parts(kinds, replica)
 

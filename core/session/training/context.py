@@ -174,7 +174,8 @@ def model_bytes(spec: TrainingSpec, group: ReplicaGroup) -> ModelBytes:
     is_custom = any(isinstance(each, CustomOptimizer) for each in optimizers)
     named_slots = max(len(each.slots) for each in optimizers)
     slots = round(created / max(1, sum(weights))) if is_custom else named_slots
-    return ModelBytes(weights, sum(info.full_nbytes for info in non_trainable), slots)
+    fixed = sum(info.full_nbytes for info in non_trainable)
+    return ModelBytes(weights, fixed, slots, sum(info.nbytes for info in trainable))
 
 
 def setup_notes(

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.data.arrays import (
     InputsAndTargets,
     as_arrays,
@@ -32,7 +31,7 @@ class BatchBuilder:
         self._to_device = session_context.loaders.to_device
         self._accumulation = session_context.spec.gradient_accumulation_steps
         self._spec = session_context.spec
-        self._has_stages = STAGE in session_context.plan.device_mesh.sizes
+        self._shares_replicas = session_context.plan.device_mesh.positions_per_replica > 1
         self._trainer_state = trainer_state
 
     def build(self, inputs: Any, targets: Any, sample_weights: Any) -> Batch:
@@ -42,10 +41,10 @@ class BatchBuilder:
             DataError: Arrays are not of equally many rows, or no process has a row.
             UnsupportedError: Several processes share a replica.
         """
-        if self._has_stages:
+        if self._shares_replicas:
             raise UnsupportedError(
-                "session.batch: in pipeline runs several processes share a replica, and arrays of one process"
-                " have no replica. Give the spec `data`, or take a strategy without stages."
+                "session.batch: in pipeline and tensor-parallel runs several processes share a replica, and"
+                " arrays of one process have no replica. Give the spec `data`, or take another strategy."
             )
         if self._spec.dealt_parts is not None:
             field = "reproducible" if self._spec.reproducible else "batch_norm: ghost"

@@ -76,6 +76,7 @@ class JaxMesh(TcpParameterServer):
         "parameter-server": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
         "fully-sharded": _FULLY_SHARDED,
+        "tensor": Capabilities.none("its models are not cut within layers"),
         "pipeline": Capabilities.none(
             "all its replicas live in one process, and each stage needs its own"
         ),

@@ -1,0 +1,125 @@
+"""Strategy `tensor`: layers cut over processes compute what whole ones do, and go on from any checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conformance.backends import param
+
+import isotrain
+from isotrain.core.errors import RunFailedError, UnsupportedError
+
+CUT = {"strategy": {"name": "tensor", "options": {"degree": 2}}}
+SHARDED = {"strategy": {"name": "sharded"}}
+STEPPED = {
+    "optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.25},
+    "clip": {"global_norm": 0.5},
+    "gradient_accumulation_steps": 2,
+    "gradient_norm": True,
+    "ema": {"decay": 0.875},
+}
+BACKENDS = [
+    param("torch-ddp"),
+    param("horovod-torch", features=True),
+]
+
+
+def transformer(rate: float = 0.0, width: int = 13) -> Any:
+    import keras
+
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(11, 8, name="embedding")(inputs)
+    attention = keras.layers.MultiHeadAttention(4, 3, dropout=rate, seed=5, name="attention")
+    x = keras.layers.LayerNormalization(name="norm")(x + attention(x, x))
+    x = keras.layers.Dropout(rate, seed=4)(x)
+    hidden = keras.layers.Dense(width, activation="gelu", name="up")(x)
+    hidden = keras.layers.Dropout(rate, seed=7)(hidden)
+    x = x + keras.layers.Dense(8, name="down")(hidden)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    return keras.Model(inputs, keras.layers.Dense(4, name="classes")(x))
+
+
+def tokens() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return generator.integers(0, 11, (22, 5), np.int32), generator.integers(0, 4, 22)
+
+
+def trained(backend: str, replicas: int, folder: Path, name: str = "run", **fields: Any) -> Any:
+    """The result of a run; options of it, such as `resume`, are told from fields by name."""
+    options = {key: fields.pop(key) for key in ("resume",) if key in fields}
+    spec = {
+        "model": transformer,
+        "data": tokens,
+        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+        "optimizer": {"name": "sgd", "lr": 0.0625, "momentum": 0.5},
+        "global_batch_size": 8,
+        "epochs": 2,
+        "seed": 1,
+        "precision": "float64",
+        "threads": 1,
+        **fields,
+    }
+    output = folder / f"{name}-{backend}-{replicas}"
+    return isotrain.run(
+        spec, backend=backend, replicas=replicas, output=output, quiet=True, **options
+    )
+
+
+def assert_equal(result: Any, expected: Any, bound: float = 1e-12) -> None:
+    assert result.weights.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(result.weights[name], weight, 0, bound, err_msg=name)
+    np.testing.assert_allclose(result.last_loss, expected.last_loss, 0, bound)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_cut_layers_train_as_one_replica(tmp_path: Path, backend: str, replicas: int) -> None:
+    expected = trained("torch-ddp", 1, tmp_path, "one", **STEPPED)
+    assert_equal(trained(backend, replicas, tmp_path, **STEPPED, **CUT), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("random_layers", ["per-replica", "per-sample"])
+def test_dropout_drops_the_same_inside_cut_layers(tmp_path: Path, random_layers: Any) -> None:
+    fields = {"model_args": {"rate": 0.25}, "random_layers": random_layers}
+    expected = trained("torch-ddp", 2, tmp_path, "whole", **fields)
+    assert_equal(trained("torch-ddp", 2, tmp_path, **fields, **CUT), expected)
+
+
+@pytest.mark.slow
+def test_norms_are_those_of_whole_weights(tmp_path: Path) -> None:
+    fields = {"optimizer": {"name": "lamb", "lr": 0.0625}, "clip": {"norm": 0.25}}
+    expected = trained("torch-ddp", 1, tmp_path, "one", **fields)
+    assert_equal(trained("torch-ddp", 1, tmp_path, **fields, **CUT), expected)
+
+
+def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path) -> None:
+    fields = {**STEPPED, "epochs": None, "checkpoint": {"every_steps": 2}}
+    expected = trained("torch-ddp", 1, tmp_path, "one", **{**fields, "steps": 6})
+    before = None
+    for steps, replicas, strategy in ((2, 1, CUT), (4, 2, {}), (6, 2, CUT)):
+        resume = {} if before is None else {"resume": before.run_directory}
+        step_fields = {**fields, "steps": steps, **strategy}
+        before = trained("torch-ddp", replicas, tmp_path, f"to-{steps}", **step_fields, **resume)
+    assert_equal(before, expected)
+
+
+def test_a_layer_needs_a_unit_for_each_part(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"up, down: 1 units cannot be cut into 2 parts"):
+        trained("torch-ddp", 1, tmp_path, model_args={"width": 1}, **CUT)
+
+
+def test_what_parts_cannot_compute_is_refused() -> None:
+    spec = {"model": transformer, "data": tokens, "loss": "mean_squared_error", "epochs": 1}
+    spec |= {"optimizer": {"name": "sgd", "lr": 0.1}, "global_batch_size": 8, **CUT}
+    for fields, reason in (
+        ({"precision": "float16"}, "scales no losses"),
+        ({"optimizer": {"name": "muon", "lr": 0.1}}, "whole gradient of a matrix"),
+        ({"recompute": ["up"]}, "would communicate again"),
+    ):
+        with pytest.raises(UnsupportedError, match=reason):
+            isotrain.plan({**spec, **fields}, backend="torch-ddp", replicas=1)
