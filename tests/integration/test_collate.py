@@ -36,6 +36,13 @@ def data() -> isotrain.DataSet:
     return isotrain.DataSet(texts, texts)
 
 
+def streamed() -> Any:
+    texts = Texts()
+    return isotrain.sources.sample_stream(
+        lambda: map(texts.__getitem__, range(SAMPLES)), "tokens", "labels", samples=SAMPLES
+    )
+
+
 def padded_by_torch(samples: list[dict[str, np.ndarray]]) -> Any:
     """The batch of a DataLoader's `collate_fn`."""
     import torch
@@ -207,8 +214,10 @@ def test_tensorflow_traces_a_few_times_for_any_number_of_lengths() -> None:
     native = {"model": {"tensorflow": module_of_static_lengths}}
     specs = {"any": base, "one": base | fixed, "static": base | native}
     specs["static, one"] = base | native | fixed
+    specs["stream"] = base | {"data": streamed}
     seen = launched_in_turn(specs, trace_count, "tf-mirrored", 1)[0]
     assert seen["any"][0] <= 3 * seen["one"][0], seen
+    assert seen["stream"][0] <= 3 * seen["one"][0], seen
     for name, other in (("any", "one"), ("static", "static, one")):
         assert seen[name][1] == pytest.approx(seen[other][1], abs=1e-12), name
 

@@ -264,17 +264,31 @@ def _received(message: Message, stream_state: StreamState | None) -> GlobalBatch
 class SharedStream(BatchStream):
     """A stream that the reader of the host reads."""
 
-    def __init__(self, name: str, reader: HostReader, shards: ShardedSamples | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        reader: HostReader,
+        shards: ShardedSamples | None = None,
+        *,
+        collates: bool = False,
+    ) -> None:
         """Reads nothing.
 
         Args:
             name: Name of the stream in the reader.
             reader: Reader of this host.
             shards: The stream's shards, if it has any.
+            collates: Whether shapes of its global batches may differ.
         """
         super().__init__(_read_by_another, shards=shards)
+        self._collates = collates
         self._name = name
         self._reader = reader
+
+    @property
+    def collates(self) -> bool:
+        """Whether shapes of its global batches may differ."""
+        return self._collates
 
     def __len__(self) -> int:
         """Number of samples per epoch; the reader may read the first epoch to count them."""

@@ -144,6 +144,11 @@ class BatchStream:
         self.read_count = ReadCount()
 
     @property
+    def collates(self) -> bool:
+        """Whether global batches are made of single samples so that their shapes may differ."""
+        return self._collate is not None and self._collate.is_custom
+
+    @property
     def is_read_apart(self) -> bool:
         """Whether each process reads the shards that it needs, since their lengths are known."""
         return self.shards is not None and self.shards.lengths is not None

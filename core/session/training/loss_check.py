@@ -16,6 +16,7 @@ from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.pytree import leaves, map_parts
 from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.data.sources import collates
+from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.session.training.consensus import Consensus
 from isotrain.core.session.training.context import SessionContext
@@ -69,7 +70,9 @@ class LossCheck:
         self._group, self._strategy = session_context.group, session_context.strategy
         self._reporter = reporter
         self._loaders = session_context.loaders
-        self._is_mean = not collates(self._loaders.data.train) and all(
+        train = self._loaders.data.train
+        self._is_collated = collates(train) and not isinstance(train, BatchStream)
+        self._is_mean = not self._is_collated and all(
             is_known_mean(each, plan.framework) for each in spec.update_specs.values()
         )
         self._tolerance = _TOLERANCES.get(spec.precision, _LOW_PRECISION_TOLERANCE)
@@ -107,7 +110,7 @@ class LossCheck:
         if self._is_mean:
             return None
         count = min(self._loaders.samples_per_epoch or 0, _MAX_SAMPLES)
-        is_collated = batch.varying_widths and count > 1
+        is_collated = self._is_collated and count > 1
         whole, parts = (
             self._collated_batches(batch, count)
             if is_collated

@@ -51,7 +51,7 @@ def share_streams(
     def shared(name: str, source: Any) -> Any:
         if not isinstance(source, BatchStream):
             return source
-        return SharedStream(name, reader, source.shards)
+        return SharedStream(name, reader, source.shards, collates=source.collates)
 
     sets = {name: shared(f"validation {name}", part) for name, part in data.validation_sets.items()}
     train, validation = shared("train", data.train), shared("validation", data.validation)

@@ -15,6 +15,7 @@ import pytest
 from unit.data import reader_programs
 from unit.data.stream_samples import kept
 
+from isotrain.core.data.collate import Padding
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import sample_stream
 from isotrain.core.data.streaming.scheduled_shards import ShardSchedule
@@ -23,6 +24,7 @@ from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
 
 LENGTHS = (40, 7, 30)
+PLAIN: dict[str, Any] = {"global_batch_size": 8, "seed": 0, "drop_remainder": False, "epochs": 2}
 
 
 @pytest.mark.parametrize(
@@ -74,14 +76,8 @@ def shards_of(
 
 def targets_of(stream: BatchStream, replica: int, replicas: int, **options: Any) -> list[list[int]]:
     """Targets of a replica's local batches."""
-    chosen: dict[str, Any] = {
-        "global_batch_size": 8,
-        "seed": 0,
-        "drop_remainder": False,
-        "epochs": 2,
-    }
     start = options.pop("start", (0, None))
-    loader = Loader(stream, replicas=replicas, local_replicas=[replica], **(chosen | options))
+    loader = Loader(stream, replicas=replicas, local_replicas=[replica], **(PLAIN | options))
     local = [batch.slices[0][0] for batch in loader.from_step(*start)]
     return [each.targets.tolist()[: each.count] for each in local]
 
@@ -131,13 +127,7 @@ def test_resuming_by_states_with_another_number_of_replicas(
     def stream() -> BatchStream:
         return sample_stream(CountedShards(), samples=LENGTHS)
 
-    options: dict[str, Any] = {
-        "global_batch_size": 8,
-        "seed": 0,
-        "drop_remainder": False,
-        "epochs": 2,
-    }
-    whole = [*Loader(stream(), replicas=1, local_replicas=[0], state_seconds=0.0, **options)]
+    whole = [*Loader(stream(), replicas=1, local_replicas=[0], state_seconds=0.0, **PLAIN)]
     state = kept(whole[step - 1].stream_state)
     assert state is not None
     targets = [batch.slices[0][0].targets.tolist() for batch in whole]
@@ -188,6 +178,22 @@ def test_a_transform_has_no_partners() -> None:
 
     with pytest.raises(DataError, match=r"random.partner\(\): only this replica's samples"):
         targets_of(shards_of((8, 8)), 0, 1, transform=partners)
+
+
+def test_widths_of_padded_samples_may_differ_between_processes() -> None:
+    def shard(index: int, shards: int) -> Iterator[np.ndarray]:
+        yield from [np.zeros(1 + index)] * 4
+
+    padded = sample_stream(shard, samples=[4, 4]).with_collate(Padding({"inputs": 0}))
+    batches = [
+        next(iter(Loader(padded, replicas=2, local_replicas=[replica], **PLAIN)))
+        for replica in range(2)
+    ]
+    assert [batch.slices[0][0].inputs.shape for batch in batches] == [(4, 1), (4, 2)]
+    assert all(batch.varying_widths for batch in batches)
+    assert not next(
+        iter(Loader(shards_of((8, 8)), replicas=1, local_replicas=[0], **PLAIN))
+    ).varying_widths
 
 
 def test_a_collate_that_leaves_samples_out_is_refused() -> None:
