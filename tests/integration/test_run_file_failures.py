@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,13 @@ def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
     assert f"the run's files in {folder} cannot be written" in text
     assert "No space left on device" in text
+
+
+def test_a_limit_of_file_sizes_is_named(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, limits[1]))
+    try:
+        text = failure(prints_much, spec(), "reference", tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large. Raise the limit of a file's size (ulimit -f)." in text

@@ -215,7 +215,9 @@ class RunDirectory:
     def why_unwritable(self, error: OSError) -> str:
         """The message for files that cannot be written or read, with a remedy."""
         remedy = self.removed() or (
-            "Free disk space there, or choose another folder with --output (output= in Python)."
+            "Raise the limit of a file's size (ulimit -f)."
+            if error.errno == errno.EFBIG
+            else "Free disk space there, or choose another folder with --output (output= in Python)."
         )
         return f"the run's files in {self.path} cannot be written or read: {error}. {remedy}"
 
