@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from examples.by_need.harness import Plain, cells, check
+from examples.by_need.harness import Plain, cells, check, load
+
+import isotrain
 
 EXAMPLE = "contrastive"
 
@@ -30,3 +33,25 @@ def plain(start: Plain) -> None:
 @cells(EXAMPLE)
 def test_equals_the_plain_program(backend: str, replicas: int, tmp_path: Path) -> None:
     check(EXAMPLE, plain, backend, replicas, tmp_path)
+
+
+@pytest.mark.examples
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_replicas_matter_no_more_than_bfloat16_itself(backend: str, tmp_path: Path) -> None:
+    weights = [
+        np.concatenate([each.ravel() for each in result.weights.values()])
+        for precision, replicas in (("float32", 1), ("bfloat16", 1), ("bfloat16", 2))
+        for spec in [load(EXAMPLE).spec.replace(precision=precision, threads=1)]
+        for result in [
+            isotrain.run(
+                spec,
+                backend=backend,
+                replicas=replicas,
+                output=tmp_path / f"{precision}-{replicas}",
+            )
+        ]
+    ]
+    exact, one, two = weights
+    noise = np.abs(one - exact).max()
+    assert 0 < noise < 0.03
+    assert np.abs(two - one).max() < 2 * noise
