@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from examples.by_need.harness import Plain, cells, check
 
@@ -11,7 +12,7 @@ EXAMPLE = "one_cycle"
 
 
 def plain(start: Plain) -> None:
-    """Keras' rule of momentum, with torch's OneCycleLR. Momenta are rounded to float32."""
+    """Keras' rule of momentum, with torch's OneCycleLR, of which Keras' optimizers get float32 numbers."""
     import torch
 
     weights = [variable.value for variable in start.model.trainable_variables]
@@ -30,7 +31,7 @@ def plain(start: Plain) -> None:
         options = optimizer.param_groups[0]
         with torch.no_grad():
             for weight, gradient, momentum in zip(weights, gradients, momenta, strict=True):
-                momentum.mul_(options["momentum"]).sub_(options["lr"] * gradient)
+                momentum.mul_(float(np.float32(options["momentum"]))).sub_(options["lr"] * gradient)
                 weight.add_(momentum)
         if index + 1 < len(start.batches):
             optimizer.step()  # of no gradients; the scheduler expects it
@@ -40,4 +41,4 @@ def plain(start: Plain) -> None:
 @pytest.mark.examples
 @cells(EXAMPLE)
 def test_equals_the_plain_program(backend: str, replicas: int, tmp_path: Path) -> None:
-    check(EXAMPLE, plain, backend, replicas, tmp_path, tolerance=1e-6)
+    check(EXAMPLE, plain, backend, replicas, tmp_path)
