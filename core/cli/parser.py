@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import string
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -70,6 +71,9 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self.register("action", None, StoreOnce)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # argparse would ignore that it cannot be written
 
     def error(self, message: str) -> NoReturn:
         """Raises a `UsageError`."""

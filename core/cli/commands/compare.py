@@ -7,6 +7,7 @@ import re
 
 from isotrain.core.cli.argument_types import (
     RUN_HELP,
+    comma_separated,
     name_with_options,
     positive_int,
     positive_ints,
@@ -32,9 +33,10 @@ def _add_cells_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "-b",
         "--backend",
-        action="append",
-        metavar="NAME[:COLLECTIVE]",
-        help="backend to measure; may be repeated (default: all that are available)",
+        type=comma_separated,
+        action="extend",
+        metavar="NAME[:COLLECTIVE],...",
+        help="backends to measure; may be repeated (default: all that are available)",
     )
     add(
         "-n",

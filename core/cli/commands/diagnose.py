@@ -23,9 +23,10 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-b",
         "--backend",
-        action="append",
-        metavar="NAME[:COLLECTIVE]",
-        help="backend to check for; may be repeated (default: that of the spec,"
+        type=comma_separated,
+        action="extend",
+        metavar="NAME[:COLLECTIVE],...",
+        help="backends to check for; may be repeated (default: that of the spec,"
         " or auto: the first that is available here)",
     )
     command.add_argument(
@@ -65,9 +66,10 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "-b",
         "--backend",
-        action="append",
-        metavar="NAME[:COLLECTIVE]",
-        help="backend to run on; may be repeated, and the first is the reference (default: that of the spec,"
+        type=comma_separated,
+        action="extend",
+        metavar="NAME[:COLLECTIVE],...",
+        help="backends to run on; may be repeated, and the first is the reference (default: that of the spec,"
         " or auto: the first that is available here)",
     )
     command.add_argument(

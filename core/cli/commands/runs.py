@@ -35,6 +35,7 @@ def runs(options: argparse.Namespace) -> None:
 
 def logs(options: argparse.Namespace) -> None:
     """Prints the log of a rank; with `--json`, one object per line."""
+    line = ""
     for line in _log_lines(Path(options.run), options.rank, options.follow):
         if options.json:
             line = Output(rank=options.rank, text=line).to_line().decode()
@@ -42,6 +43,8 @@ def logs(options: argparse.Namespace) -> None:
             line = visible_output(line, colours=sys.stdout.isatty())
         sys.stdout.write(line)
         sys.stdout.flush()
+    if not line:
+        print(f"isotrain: rank {options.rank} of {options.run} printed nothing.", file=sys.stderr)
 
 
 def _log_lines(folder: Path, rank: int, follow: bool) -> Iterator[str]:

@@ -357,3 +357,10 @@ def test_the_reason_of_an_unsupported_pair_is_shown_in_full() -> None:
     text = strategies(listed)
     assert "| gossip   | yes | no (1) |" in text
     assert reason.strip() in text
+
+
+def test_backends_of_a_comparison_may_stand_in_one_list() -> None:
+    for command in ("compare", "parity", "check"):
+        words = [command, "spec.yaml", "-b", "torch-ddp,tf-multiworker:ring", "-b", "numpy"]
+        chosen = parser().parse_args(words).backend
+        assert chosen == ["torch-ddp", "tf-multiworker:ring", "numpy"]

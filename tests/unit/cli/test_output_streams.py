@@ -37,6 +37,7 @@ def test_a_too_long_path_is_one_line_of_error(command: str, tmp_path: Path) -> N
     ("command", "code", "told"),
     [
         ("backends > /dev/full", 1, "the output, or a file, cannot be written: No space left"),
+        ("--help > /dev/full", 1, "the output, or a file, cannot be written: No space left"),
         ("plan nowhere.yaml --backend reference 2> /dev/full", 2, ""),
         ("plan nowhere.yaml --backend reference --json > /dev/full", 2, "no spec file"),
         ("rn 2>&-", 2, ""),

@@ -127,6 +127,10 @@ def test_chosen_ranks_are_shown_and_the_run_is_listed(folder: Path) -> None:
     assert not found.stdout.startswith("making the data")
     log = in_process("logs", "runs/two", "--rank", "1", folder=folder)
     assert "making the data\n" in log.stdout
+    (folder / "runs" / "two" / "rank-1.log").write_text("")
+    silent = in_process("logs", "runs/two", "--rank", "1", folder=folder)
+    assert (silent.stdout, silent.returncode) == ("", ExitCode.OK)
+    assert "rank 1 of runs/two printed nothing" in silent.stderr
     (listed,) = json.loads(in_process("runs", "--json", folder=folder).stdout)["runs"]
     assert listed["step"] == listed["total_steps"] == 6
     result = json.loads((folder / "runs" / "two" / "result.json").read_text())
