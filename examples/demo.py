@@ -3,6 +3,7 @@ comparison of the backends as a page to look at.
 
     python examples/demo.py
     python examples/demo.py --backends torch-ddp tf-mirrored --replicas 1 2 3 --repeats 3
+    python examples/demo.py --resume    # adds backends installed since to the last report
 
 Exit code 0: every cell trained, and all loss curves agree. 1: one failed, or they do not.
 """
@@ -109,15 +110,20 @@ def first_line(cell: Cell) -> str:
 
 
 def report(args: argparse.Namespace, backends: Sequence[str]) -> Path:
-    """Measures the backends side by side; returns the path of the page that tells of it."""
+    """Measures the backends side by side; returns the path of the page that tells of it.
+
+    Those that are not installed have a row too, with the reason, and can be measured later by `--resume`.
+    """
     folder = Path("comparisons") / time.strftime("demo-%Y%m%d-%H%M%S")
+    if args.resume:
+        folder = max(Path("comparisons").glob("demo-*"), default=folder)
     print(f"\nmeasuring every cell by itself, {args.repeats} x:", file=sys.stderr)
     isotrain.compare(
         spec.replace(epochs=args.epochs, threads=1),
         backends=backends,
         replicas=args.replicas,
         repeats=args.repeats,
-        output=folder,
+        **{"resume" if folder.exists() else "output": folder},
         on_progress=lambda line: print(line, file=sys.stderr, flush=True),
     )
     return (folder / "report.html").resolve()
@@ -158,6 +164,7 @@ def main() -> int:
         default=1,
         help="runs per cell of the comparison; 0: none is made (1)",
     )
+    parser.add_argument("--resume", action="store_true", help="go on with the last report")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
 
@@ -177,7 +184,7 @@ def main() -> int:
         print(text, flush=True)
         trained = list(dict.fromkeys(cell.backend for cell in cells if cell.apart is not None))
         if args.repeats and trained:
-            page = report(args, trained)
+            page = report(args, trained if args.backends else BACKENDS)
             print(f"\nThe backends side by side (open it in a browser):\n  {page}")
             print(
                 "\nOne run of each tells little about speed. Which is fastest, three of each tell:"
