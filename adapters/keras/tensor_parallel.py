@@ -89,14 +89,14 @@ class Cut:
     def describe(self) -> str:
         """A line for the plan: the layers, their weights and axes, and what is summed."""
         weights = ", ".join(
-            f"{variable.path} {list(variable.shape)} along axis {axis}"
+            f"{variable.path} along axis {axis} to {list(variable.shape)}"
             for variable, axis in self.axes
         )
         forward, backward = (each * (self.positions or 1) for each in self.features)
         unit = "sample" if self.positions else "position"
         return (
-            f"{self.layers}: this process has its part of {weights}; sums {forward} numbers a {unit} forward,"
-            f" {backward} backward"
+            f"tensor: {self.layers}: cut {weights} here; the parts sum {forward} numbers a {unit} forward,"
+            f" and {backward} backward"
         )
 
 
