@@ -325,10 +325,12 @@ def gpu_plan(
     obstacle = gpu_plans.counting_obstacle(resolved, plan)
     messages = None
     if obstacle is None:
-        with waiting("counting collectives", quiet=quiet):
-            messages = probe_rank_zero(record_steps, resolved, plan)
-        if messages is None:
-            obstacle = "the loop makes its batches"
+        try:
+            with waiting("counting collectives", quiet=quiet):
+                messages = probe_rank_zero(record_steps, resolved, plan)
+            obstacle = None if messages is not None else "the loop makes its batches"
+        except RunFailedError as error:  # such as a model that needs the values of other replicas
+            obstacle = f"steps of rank 0 alone failed: {error}"
     counted = None
     if messages is not None:
         counted = gpu_plans.collectives(

@@ -246,6 +246,9 @@ def fitting_alternatives(
             count = plan.gradient_accumulation_steps * factor
             options.append(f"--set gradient_accumulation_steps={count}")
         yield " ".join(options)
+    left = limit_bytes - needed_bytes(replace(plan, activation_bytes=0, stages=None))
+    if left > 0 and not resolved_spec.spec.recompute:
+        yield f"recompute, where it leaves {left / 2**30:.3g} GiB of activations or less"
 
 
 def _fewest_micro_batches(

@@ -39,8 +39,13 @@ class _DoneWork(dist.Work):
 class RecordedGroup(dist.ProcessGroup):
     """Process group with torch's collectives, as if the tensors of all processes were those of this one.
 
-    Sums are left as they are. Tensors that are received are zeros.
+    Sums are left as they are. A tensor that is received is the last one of its shape and dtype that was sent,
+    or zeros.
     """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._sent: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         """Records an all-reduce of tensors of any shapes, which stay as they are."""
@@ -77,12 +82,14 @@ class RecordedGroup(dist.ProcessGroup):
         """Records that tensors of any shapes are sent to a rank of the group."""
         ranks = dist.get_process_group_ranks(self)
         peers = ranks[self.rank()], ranks[destination]
+        self._sent |= {(tensor.shape, tensor.dtype): tensor for tensor in tensors}
         return self._record("send", tensors, tensors, peers)
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> dist.Work:
-        """Fills tensors of any shapes with zeros."""
+        """Fills tensors of any shapes."""
         for tensor in tensors:
-            tensor.zero_()
+            sent = self._sent.get((tensor.shape, tensor.dtype))
+            tensor.zero_() if sent is None else tensor.copy_(sent)
         return _DoneWork(tensors)
 
     def barrier(self, opts: Any = None) -> dist.Work:

@@ -162,7 +162,7 @@ RECORDED = "recorded"
 class RecordingBackend(Protocol):
     """Adapter that can start rank 0 of a run alone, by the collective `RECORDED`, to count what it sends.
 
-    Its process is as in a run, but for values: sums are left as they are, and zeros are received.
+    Its process is as in a run, but for values: those of the other processes are taken to be its own.
     """
 
     def recorded_messages(self) -> AbstractContextManager[Sequence[Message]]:

@@ -110,6 +110,8 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
         "--strategy sharded,stage=3 --set gradient_accumulation_steps=8",
     ]
     assert not list(fitting_alternatives(resolved, plan, stats, 2e9))
+    *_, recompute = fitting_alternatives(resolved, plan, stats, 4 * sum(WEIGHTS) + 3 * 2**30)
+    assert recompute == "recompute, where it leaves 2 GiB of activations or less"
 
 
 def test_bounds_of_a_step_are_those_of_the_slowest_part() -> None:
