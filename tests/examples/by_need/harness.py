@@ -98,11 +98,11 @@ def check(
 def _twin_weights(
     name: str, twin: Twin, backend: str, changes: tuple[tuple[str, Any], ...]
 ) -> dict[str, np.ndarray]:
-    """Final weights of a twin, which gets whole batches; trained once in a test process."""
+    """Final weights of a twin, which gets whole batches and model; trained once in a test process."""
     work = functools.partial(_train_twin, twin=twin)
-    whole_batches = {**dict(changes), "gradient_accumulation_steps": 1}
+    whole = {**dict(changes), "gradient_accumulation_steps": 1, "strategy": "data-parallel"}
     with tempfile.TemporaryDirectory() as folder:
-        return _launched(work, name, backend, 1, Path(folder) / "twin", whole_batches)
+        return _launched(work, name, backend, 1, Path(folder) / "twin", whole)
 
 
 def _launched(
