@@ -71,6 +71,7 @@ class WeightUpdate:
             StepSkipper(name, group, trainer_state, reporter) if spec.on_nan == "skip" else None
         )
         self._set_momentum = self._momentum_setter(plan.backend)
+        self._group_schedules = spec.optimizer.group_schedules
         self.set_group_rates(0)  # refused here if the backend has none
         self._norm_group = require(group, GradientNormGroup) if spec.gradient_norm else None
         self._norm_names: list[str] = []
@@ -148,7 +149,7 @@ class WeightUpdate:
         """Rates of optimizer groups with a schedule of their own, by the names of their records. Local."""
         return {
             self.scalar_name(f"learning_rate_group_{group}"): self._group_rate(step, group)
-            for group in self._spec.optimizer.group_schedules
+            for group in self._group_schedules
         }
 
     def last_rate(self, scheduled: float) -> float:
@@ -175,7 +176,7 @@ class WeightUpdate:
         Raises:
             UnsupportedError: The backend has no such groups.
         """
-        if self._spec.optimizer.group_schedules:
+        if self._group_schedules:
             self._group.set_group_rates(self.group_rates(step))
 
     def step(self, batch: Batch, rate: float) -> Tensor:
