@@ -128,3 +128,6 @@ def test_collectives_inside_and_between_hosts_are_told_apart() -> None:
     assert plan.fits
     assert plan.bounds is not None
     assert 0 < plan.bounds.lowest < plan.bounds.highest
+    first, *others = (64 * 512, 512 * 512, 512 * 10)  # no gradient of the inputs
+    flops = 2 * 8 * (2 * first + 3 * sum(others))
+    assert plan.bounds.compute == pytest.approx(flops / 66.9e12)
