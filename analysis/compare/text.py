@@ -53,7 +53,7 @@ def result(comparison: ComparisonRecord) -> str:
 
 def result_paths(folder: Path, report: Path | None) -> str:
     """The paths of the results and the report as text."""
-    missing = "not made: pip install 'isotrain[report]', then isotrain report with this folder"
+    missing = "not made: pip install jinja2 matplotlib, then isotrain report with this folder"
     shown = missing if report is None else str(report)
     return facts(None, [("results", str(folder)), ("report", shown)])
 

@@ -187,8 +187,8 @@ def _style() -> Iterator[None]:
 def missing(error: ImportError) -> IsotrainError:
     """The error for a missing package that the report needs."""
     return IsotrainError(
-        f"the HTML report needs a package that is not installed ({error.name}): "
-        "`pip install 'isotrain[report]'`, then `isotrain report COMPARISON` makes it from what is stored."
+        f"the HTML report needs packages that are not installed, such as {error.name}: `pip install jinja2"
+        " matplotlib`; then the same command, or `isotrain report`, makes it from what is stored."
     )
 
 

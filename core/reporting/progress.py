@@ -115,6 +115,7 @@ class RunProgress:
         self.phase = f"starting {count} process{'' if count == 1 else 'es'}"
         self.done = 0
         self.total: int | None = None
+        self._checkpoint = 0
         self.loss: float | None = None
         self.samples_per_s: float | None = None
         self.metrics: Mapping[str, float] = {}
@@ -143,7 +144,7 @@ class RunProgress:
             case Warned():
                 return self._note_warning(event)
             case CheckpointSaved():
-                return f"checkpoint after step {event.done}: {event.location}"
+                return self._note_checkpoint(event)
             case Resumed():
                 return _resumed(event)
             case Restarted():
@@ -203,6 +204,14 @@ class RunProgress:
         if event.epoch and (event.epoch + 1) % interval and not is_last:
             return None
         return f"{self.phase}: {epoch_facts(event)}"
+
+    def _note_checkpoint(self, event: CheckpointSaved) -> str | None:
+        """Where a checkpoint is; of many, about `_EPOCH_LINES`."""
+        interval = 0 if self._every_epoch else (self.total or 0) / _EPOCH_LINES
+        if self._checkpoint and event.done < self._checkpoint + interval:
+            return None
+        self._checkpoint = event.done
+        return f"checkpoint after step {event.done}: {event.location}"
 
     def _epoch_name(self, epoch: int) -> str:
         return f"epoch {epoch + 1}" + (f"/{self._epochs}" if self._epochs else "")

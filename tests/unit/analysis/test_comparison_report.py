@@ -253,7 +253,7 @@ def test_a_missing_package_is_named_with_what_to_do(
         if name.startswith(package):
             monkeypatch.setitem(sys.modules, name, None)
     html_page.template_environment.cache_clear()
-    with pytest.raises(IsotrainError, match=rf"{package}.*isotrain\[report\]"):
+    with pytest.raises(IsotrainError, match=rf"{package}.*pip install jinja2 matplotlib"):
         render(samples.single())
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from isotrain.core.contracts.events import (
+    CheckpointSaved,
     EpochEnded,
     Event,
     Output,
@@ -146,6 +147,18 @@ def test_many_epochs_have_few_lines() -> None:
     assert shown[-1] == 304
     assert len(shown) <= 22
     assert (story.done, story.phase) == (3050, "epoch 305/305"), "the bar is at the last one"
+
+
+def test_many_checkpoints_have_few_lines() -> None:
+    story = display.RunProgress(plan())
+    story.note(Ready(rank=0, plan={"total_steps": 3000, "steps_per_epoch": 10}))
+    saved = [
+        CheckpointSaved(rank=0, done=done, location=f"step-{done}", best=False)
+        for done in range(10, 3001, 10)
+    ]
+    shown = [line for line in map(story.note, saved) if line]
+    assert shown[0] == "checkpoint after step 10: step-10"
+    assert len(shown) == 20
 
 
 def test_each_of_many_epochs_has_a_line_if_asked() -> None:
