@@ -13,7 +13,6 @@ import isotrain
 from isotrain.core.errors import RunFailedError, UnsupportedError
 
 CUT = {"strategy": {"name": "tensor", "options": {"degree": 2}}}
-SHARDED = {"strategy": {"name": "sharded"}}
 STEPPED = {
     "optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.25},
     "clip": {"global_norm": 0.5},
@@ -47,21 +46,23 @@ def tokens() -> tuple[np.ndarray, np.ndarray]:
     return generator.integers(0, 11, (22, 5), np.int32), generator.integers(0, 4, 22)
 
 
+SPEC = {
+    "model": transformer,
+    "data": tokens,
+    "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+    "optimizer": {"name": "sgd", "lr": 0.0625, "momentum": 0.5},
+    "global_batch_size": 8,
+    "epochs": 2,
+    "seed": 1,
+    "precision": "float64",
+    "threads": 1,
+}
+
+
 def trained(backend: str, replicas: int, folder: Path, name: str = "run", **fields: Any) -> Any:
     """The result of a run; options of it, such as `resume`, are told from fields by name."""
     options = {key: fields.pop(key) for key in ("resume",) if key in fields}
-    spec = {
-        "model": transformer,
-        "data": tokens,
-        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
-        "optimizer": {"name": "sgd", "lr": 0.0625, "momentum": 0.5},
-        "global_batch_size": 8,
-        "epochs": 2,
-        "seed": 1,
-        "precision": "float64",
-        "threads": 1,
-        **fields,
-    }
+    spec = {**SPEC, **fields}
     output = folder / f"{name}-{backend}-{replicas}"
     return isotrain.run(
         spec, backend=backend, replicas=replicas, output=output, quiet=True, **options
@@ -106,6 +107,41 @@ def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path) -> None:
         step_fields = {**fields, "steps": steps, **strategy}
         before = trained("torch-ddp", replicas, tmp_path, f"to-{steps}", **step_fields, **resume)
     assert_equal(before, expected)
+
+
+def trained_predictions(session: isotrain.Session) -> Any:
+    for batch in session.batches():
+        session.step(batch)
+    return session.predict(tokens()[0])
+
+
+def predicting(session: isotrain.Session) -> list[Any]:
+    predictions = trained_predictions(session)
+    refusals = []
+    for call in (
+        lambda: session.call(tokens()[0]),
+        lambda: session.freeze("up/*"),
+    ):
+        with pytest.raises(UnsupportedError) as refusal:
+            call()
+        refusals.append(str(refusal.value).partition(":")[0])
+    return [predictions, *refusals]
+
+
+def test_all_processes_predict_and_none_alone(tmp_path: Path) -> None:
+    fields = {**SPEC, "epochs": 1}
+    expected = isotrain.launch(
+        trained_predictions,
+        fields,
+        backend="torch-ddp",
+        replicas=1,
+        output=tmp_path / "one",
+    )[0]
+    for predictions, *refusals in isotrain.launch(
+        predicting, {**fields, **CUT}, backend="torch-ddp", replicas=2, output=tmp_path / "cut"
+    ):
+        np.testing.assert_allclose(predictions, expected, 0, 1e-12)
+        assert refusals == ["session.call", "session.freeze"]
 
 
 def test_a_layer_needs_a_unit_for_each_part(tmp_path: Path) -> None:

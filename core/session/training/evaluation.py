@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from isotrain.core.contracts.device_mesh import TENSOR
 from isotrain.core.contracts.events import Evaluating
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.arrays import as_arrays
@@ -49,6 +50,7 @@ class Evaluator:
         self._reporter = reporter
         self._average = average
         self._spec = session_context.spec
+        self._mesh = session_context.plan.device_mesh
         self._values = values
 
     def evaluate(self, data: Any) -> dict[str, float]:
@@ -113,7 +115,7 @@ class Evaluator:
 
     def call(self, inputs: Any) -> Any:
         """Calls the model on arrays of this process, as `Session.call`. Local."""
-        if not self._has_all_weights:
+        if TENSOR in self._mesh.sizes or not self._has_all_weights:
             raise UnsupportedError(
                 "session.call: the weights are spread over several processes, and it is a call of one alone."
                 " session.predict(inputs) on all processes gathers them."
