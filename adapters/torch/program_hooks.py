@@ -52,6 +52,7 @@ def install(recorder: ProgramRecorder) -> None:
     for owner in (nn.utils, nn.utils.clip_grad):
         call_after(owner, "clip_grad_norm_", hooks.clipped)
     if torch.distributed.is_available():
+        call_before(nn.parallel.DistributedDataParallel, "register_comm_hook", hooks.comm_hook)
         for name in _COLLECTIVES:
             call_before(torch.distributed, name, functools.partial(hooks.collective, name))
 
@@ -68,6 +69,11 @@ class _Hooks:
             weakref.WeakKeyDictionary()
         )
         self._facts: dict[str, Any] = {}
+        self._compresses = False
+
+    def comm_hook(self, model: nn.Module, state: Any, hook: Any) -> None:
+        """Keeps whether gradients are exchanged in 16 bits."""
+        self._compresses |= "16_compress" in getattr(hook, "__qualname__", "")
 
     def note(self, kind: str, **facts: Any) -> None:
         """Records an event."""
@@ -101,6 +107,7 @@ class _Hooks:
             dropout=any(isinstance(layer, _DROPOUT) and layer.p > 0 for layer in layers),
             batch_norm=any(isinstance(layer, _BATCH_NORM) for layer in layers),
             autocast=torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"),
+            compressed=self._compresses,
             wrapper=type(module).__name__,
             random={"torch": zlib.crc32(torch.get_rng_state().numpy())},
         )

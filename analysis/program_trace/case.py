@@ -32,7 +32,7 @@ _KINDS = {
 }
 _BASES = {"float64": 1e-11, "float32": 1e-4}
 _COARSE = 0.05
-"""Floor of 16-bit floats and autocast."""
+"""Floor of 16-bit floats, autocast, and exchanges in 16 bits."""
 _UPDATE = 500.0
 """Factor of the floor for updates: Adam makes whole steps of elements that are rounding."""
 _LARGEST = 0.5
@@ -149,7 +149,10 @@ def _differences(
 ) -> list[Difference]:
     """The differences in the first stage of a step that has some, the largest first."""
     one, other = steps[index]
-    floor = min(_LARGEST, min(map(_base, (one, other))) * 2.0**index)  # rounding grows
+    passes = [event for step in (one, other) for event in step.first.of_kind("forward")]
+    is_compressed = any(event.get("compressed") for event in passes)
+    base = _COARSE if is_compressed else min(map(_base, (one, other)))
+    floor = min(_LARGEST, base * 2.0**index)  # rounding grows
 
     def found(stage: Stage, by_name: Mapping[str, float], at: float) -> list[Difference]:
         ordered = sorted(by_name.items(), key=lambda item: -item[1])

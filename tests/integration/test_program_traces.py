@@ -17,6 +17,7 @@ import pytest
 from integration.program_zoo.keras_programs import KERAS_PROGRAMS
 from integration.program_zoo.programs import CLEAN, PROGRAMS
 
+from isotrain.analysis.parity import tensor_sketch
 from isotrain.analysis.program_trace.comparison import compare
 from isotrain.analysis.program_trace.reading import ProgramTrace, read_trace
 from isotrain.core.errors import IsotrainError
@@ -173,6 +174,27 @@ def test_programs_are_traced_as_they_are(tmp_path: Path) -> None:
     assert json.loads(found.stdout)["differences"] == []
     again = isotrain("trace", "--output", "one", "--", "python", "train.py", folder=tmp_path)
     assert (again.returncode, "there is a trace in it" in again.stderr) == (2, True)
+
+
+def test_exchanges_in_16_bits_raise_no_alarm(tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    script = TRAIN.replace("FACTOR", "1")
+    wrapping = "    model = DistributedDataParallel(model)\n"
+    hooking = "    model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n"
+    compressed = (
+        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        + script.replace(wrapping, wrapping + hooking)
+    )
+    for name, text in (("whole", script), ("compressed", compressed)):
+        (tmp_path / "train.py").write_text(text)
+        command = ("trace", "--output", name, "--", *torchrun, "train.py")
+        made = isotrain(*command, folder=tmp_path)
+        assert made.returncode == 0, made.stderr
+    traces = [read_trace(tmp_path / name) for name in ("whole", "compressed")]
+    differences = [one.first.gradient["0.weight"] for one in (trace.steps[0] for trace in traces)]
+    assert tensor_sketch.difference(*differences) > 1e-4, "more than rounding of float32"
+    for one, other in itertools.permutations(traces):
+        assert compare(one, other).agree
 
 
 def test_programs_of_horovod_are_traced(tmp_path: Path) -> None:
