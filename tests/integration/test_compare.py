@@ -138,7 +138,9 @@ def test_every_cell_has_its_figures(found: tuple[Comparison, Path, str]) -> None
         assert min(repeat.peak_memory_bytes) > 20e6
         assert repeat.cpu_s > 0
         assert {span.track for span in cell.timeline} == {f"rank {r}" for r in range(processes)}
-        assert [s.name for s in cell.timeline if s.track == "rank 0"] == ["input", "step", "device"]
+        exchange = ["exposed exchange"] if cell.replicas > 1 else []
+        expected = ["input", "forward", "backward", *exchange, "update", "device"]
+        assert [s.name for s in cell.timeline if s.track == "rank 0"] == expected
         assert cell.plan["threads"] == cells["reference@1"].plan["threads"]
         assert cell.versions["python"]
     assert [c.order for name in done for c in cells[name].repeats] != [0, 1, 2, 3]  # in drawn order
