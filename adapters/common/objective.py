@@ -58,14 +58,12 @@ class Objective:
             step: Step context of the replica; None for backends without one.
 
         Raises:
-            SpecError: It takes a step, and the backend has none; or it takes none, and the spec has what only
-                a step gives.
+            SpecError: It takes a step, and the backend has none.
         """
         if spec.objective is None:
             return None
         function = resolve_for_framework(spec.objective, framework, "objective")
         if not takes_step(function):
-            _require_no_step_fields(spec, function)
             return cls(function, None)
         if step is None:
             raise SpecError(
@@ -131,15 +129,6 @@ class Objective:
 
 def _is_name(name: Any) -> bool:
     return isinstance(name, str) and name not in ("", "loss")
-
-
-def _require_no_step_fields(spec: TrainingSpec, function: Any) -> None:
-    for field_name in ("values", "frozen"):
-        if getattr(spec, field_name) and not spec.updates:
-            raise SpecError(
-                f"{field_name}: {import_strings.describe(function)} has no third parameter, by which an"
-                " objective gets them. Let it take (model, batch, step)."
-            )
 
 
 def frozen_specs(spec: TrainingSpec) -> list[tuple[FrozenModel, TrainingSpec]]:

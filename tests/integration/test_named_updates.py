@@ -158,6 +158,22 @@ def test_a_pattern_that_fits_no_weight_is_refused() -> None:
         isotrain.run(fields, backend="torch-ddp", replicas=1)
 
 
+def weighted_critic(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
+    return named_updates.critic(model, batch) * step.values["weight"]
+
+
+def test_values_are_for_the_updates_whose_objective_takes_a_step(
+    expected: dict[str, dict[str, np.ndarray]],
+) -> None:
+    fields = spec(MODELS["native"], values={"weight": 1.0})
+    with pytest.raises(isotrain.IsotrainError, match=r"values: .*critic, .*generator has no third"):
+        isotrain.run(fields, backend="torch-ddp", replicas=1)
+    fields["updates"]["critic"]["objective"] = weighted_critic
+    result = isotrain.run(fields, backend="torch-ddp", replicas=1)
+    for weight, array in expected["native"].items():
+        np.testing.assert_allclose(result.weights[weight], array, rtol=0, atol=1e-12)
+
+
 def test_other_strategies_refuse_updates() -> None:
     fields = spec(MODELS["native"], strategy="local-sgd")
     with pytest.raises(isotrain.IsotrainError, match="Use strategy data-parallel"):

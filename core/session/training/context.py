@@ -8,13 +8,14 @@ from isotrain.core.contracts.backend.adapter_protocols import NamedUpdatesBacken
 from isotrain.core.contracts.backend.group_protocols import GROUP_PROTOCOLS
 from isotrain.core.contracts.backend.protocol_checks import require, require_protocols
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.step_context import takes_step
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext, ServerConnection
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.errors import PluginError, first_of
+from isotrain.core.errors import PluginError, SpecError, first_of
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.training.consensus import require_same_data
@@ -24,6 +25,7 @@ from isotrain.core.session.training.shared_streams import share_streams
 from isotrain.core.session.weights.frozen_models import spec_with_models
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
 from isotrain.core.session.weights.weights_file import require_storable
+from isotrain.core.spec import import_strings
 from isotrain.core.spec.initial_weights import matches
 from isotrain.core.spec.optimizer_groups import group_notes, require_match
 from isotrain.core.spec.optimizers import CustomOptimizer
@@ -92,6 +94,7 @@ def build_session_context(
     with gc_paused():  # it imports the framework
         strategy = resolved_spec.strategy
         group = open_group(resolved_spec, plan, context, server_connection)
+    _require_objective_with_step(spec, plan.framework)
     if spec.checkpoint is not None:
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
@@ -106,6 +109,28 @@ def build_session_context(
     return SessionContext(
         spec, completed_plan, group, stage, strategy, loaders, initial_weights, adapter.packages
     )
+
+
+def _require_objective_with_step(spec: TrainingSpec, framework: str) -> None:
+    """Refuses values and frozen models that no objective of the spec or of its updates gets.
+
+    Raises:
+        SpecError: None of the objectives takes a step.
+    """
+    if not (spec.values or spec.frozen):
+        return
+    updates = spec.update_specs.values()
+    functions = [
+        import_strings.resolve(each.for_framework("objective", framework))
+        for each in updates
+        if each.objective is not None
+    ]
+    if not any(map(takes_step, functions)):
+        field = "values" if spec.values else "frozen"
+        raise SpecError(
+            f"{field}: {', '.join(map(import_strings.describe, functions)) or 'loss'} has no third parameter,"
+            " by which an objective gets them. Let it take (model, batch, step)."
+        )
 
 
 def open_group(
