@@ -26,15 +26,15 @@ BACKENDS = [
 ]
 
 
-def transformer(rate: float = 0.0, width: int = 13) -> Any:
+def transformer(rate: float = 0.0, width: int = 13, activation: str = "gelu") -> Any:
     import keras
 
     inputs = keras.Input((5,), dtype="int32")
     x = keras.layers.Embedding(11, 8, name="embedding")(inputs)
-    attention = keras.layers.MultiHeadAttention(4, 3, dropout=rate, seed=5, name="attention")
+    attention = keras.layers.MultiHeadAttention(4, 4, dropout=rate, seed=5, name="attention")
     x = keras.layers.LayerNormalization(name="norm")(x + attention(x, x))
     x = keras.layers.Dropout(rate, seed=4)(x)
-    hidden = keras.layers.Dense(width, activation="gelu", name="up")(x)
+    hidden = keras.layers.Dense(width, activation=activation, name="up")(x)
     hidden = keras.layers.Dropout(rate, seed=7)(hidden)
     x = x + keras.layers.Dense(8, name="down")(hidden)
     x = keras.layers.GlobalAveragePooling1D()(x)
@@ -98,14 +98,37 @@ def test_norms_are_those_of_whole_weights(tmp_path: Path) -> None:
     assert_equal(trained("torch-ddp", 1, tmp_path, **fields, **CUT), expected)
 
 
-def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path) -> None:
+def strategy(name: str, **options: Any) -> dict[str, Any]:
+    return {"strategy": {"name": name, "options": options}}
+
+
+SHARDED = strategy("sharded", stage=2)
+ROUTES = {
+    "data-parallel": [("torch-ddp", 1, CUT), ("torch-ddp", 2, {}), ("torch-ddp", 2, CUT)],
+    "sharded": [("torch-ddp", 1, CUT), ("torch-ddp", 2, SHARDED), ("torch-ddp", 1, CUT)],
+    "degree": [
+        ("torch-ddp", 1, CUT),
+        ("torch-ddp", 1, strategy("tensor", degree=3)),
+        ("torch-ddp", 1, CUT),
+    ],
+    "tensorflow": [("torch-ddp", 1, CUT), ("tf-multiworker", 2, {}), ("torch-ddp", 1, CUT)],
+}
+"""Backend, replicas and strategy of every two steps."""
+
+
+@pytest.mark.parametrize(
+    "route", ["data-parallel", *(pytest.param(r, marks=pytest.mark.slow) for r in list(ROUTES)[1:])]
+)
+def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path, route: str) -> None:
     fields = {**STEPPED, "epochs": None, "checkpoint": {"every_steps": 2}}
+    del fields["gradient_norm"]  # sharded runs measure none
+    fields["model_args"] = {"activation": "silu"}  # TensorFlow's gelu divides by a float32 root
     expected = trained("torch-ddp", 1, tmp_path, "one", **{**fields, "steps": 6})
     before = None
-    for steps, replicas, strategy in ((2, 1, CUT), (4, 2, {}), (6, 2, CUT)):
+    for part, (backend, replicas, strategy_fields) in enumerate(ROUTES[route]):
         resume = {} if before is None else {"resume": before.run_directory}
-        step_fields = {**fields, "steps": steps, **strategy}
-        before = trained("torch-ddp", replicas, tmp_path, f"to-{steps}", **step_fields, **resume)
+        step_fields = {**fields, "steps": 2 * part + 2, **strategy_fields}
+        before = trained(backend, replicas, tmp_path, f"part-{part}", **step_fields, **resume)
     assert_equal(before, expected)
 
 
