@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.common.sample_draws import DrawKeys, PassDraws, active
@@ -126,6 +126,24 @@ class CommonStepContext(StepContext):
         self.communicates = True
         if self._refusal is not None:
             raise SpecError(f"objective: step.{method}: {self._refusal}.")
+
+    @staticmethod
+    def require_one_shape(method: str, shapes: Sequence[Sequence[int]]) -> None:
+        """Refuses tensors of several shapes.
+
+        Args:
+            method: Name of the collective.
+            shapes: Shapes of the tensors of all replicas.
+
+        Raises:
+            SpecError: They differ.
+        """
+        if any(each != shapes[0] for each in shapes):
+            raise SpecError(
+                f"objective: step.{method}: expected tensors of one shape, received"
+                f" {', '.join(map(str, shapes))} of replicas 0 to {len(shapes) - 1}. Reduce the rows first,"
+                f" as in step.{method}(ops.{method}(x, axis=0)); step.all_gather(x) takes uneven rows."
+            )
 
     def refuse_workers(self) -> None:
         """Refuses collectives from now on: a worker of a parameter-server run computes alone."""

@@ -22,6 +22,9 @@ from isotrain.plugin import Batch, Phase, Slice, TrainingSpec
 _FIRST_EVALUATION = -(1 << 31)
 """Word of the first step of an evaluation: no step of the training has it."""
 
+_MOST_AXES = 8
+"""Number of axes that the check of shapes compares."""
+
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 """Sum of a tensor over all replicas, not differentiable."""
 
@@ -52,8 +55,10 @@ class TorchStepContext(CommonStepContext):
         self._dtype = torch.float64 if spec.precision == "float64" else torch.float32
         self._weight = 1.0
         self._batch_size = 0
-        self._gathers = 0
+        self._gathers = self._sums = 0
         self._rows_per_sample: dict[int, int] = {}
+        self._is_even = True
+        self._checked_sums: set[Hashable] = set()
         self._phase: Phase = "train"
         self._checked_forms: set[Hashable] = set()
         self._step_word = 0
@@ -82,14 +87,14 @@ class TorchStepContext(CommonStepContext):
             name: torch.tensor(value, dtype=self._dtype, device=self._device)
             for name, value in batch.values.items()
         }
-        self._batch_size = batch.size
+        self._batch_size, self._is_even = batch.size, batch.even
         self._phase = phase
         self._step_word = batch.step + (_FIRST_EVALUATION if phase == "evaluation" else 0)
 
     def set_slice(self, micro_batch: Slice) -> None:
         """Sets the slice that the objective computes next."""
         self._weight = micro_batch.weight if micro_batch.count else 0.0
-        self._gathers = 0
+        self._gathers = self._sums = 0
         if self.draw_keys is not None:
             self._position.copy_(torch.tensor([self._step_word, micro_batch.first]))
 
@@ -155,13 +160,37 @@ class TorchStepContext(CommonStepContext):
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         self.require_collective("sum")
-        return x if self.replicas == 1 else self._sum(self._of_samples(x))
+        if self.replicas == 1:
+            return x
+        self._require_one_shape("sum", x)
+        return self._sum(self._of_samples(x))
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         self.require_collective("mean")
         if self.replicas == 1:
             return x
+        self._require_one_shape("mean", x)
         return self._sum(self._of_samples(x) * (self._weight / self.replicas))
+
+    def _require_one_shape(self, method: str, x: torch.Tensor) -> None:
+        """Compares the shapes that replicas give a call of the objective. Collective, once.
+
+        Each call of a pass is checked in the first even and the first uneven batch of a phase, which all
+        replicas know.
+
+        Raises:
+            SpecError: They differ.
+        """
+        call = self._phase, self._is_even, self._sums
+        self._sums += 1
+        if call in self._checked_sums:
+            return
+        sizes = torch.zeros(self.replicas, 1 + _MOST_AXES, dtype=torch.int64, device=self._device)
+        axes = [x.dim(), *x.shape[:_MOST_AXES]]
+        sizes[self.index, : len(axes)] = torch.tensor(axes, device=self._device)
+        shapes = [row[1 : 1 + row[0]] for row in self._all_reduce(sizes).tolist()]
+        self.require_one_shape(method, shapes)
+        self._checked_sums.add(call)
 
     def _of_samples(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor, or zeros of its shape where this replica has no samples; differentiable."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 
 import isotrain
@@ -84,6 +85,30 @@ def _gathered(
 
     with ThreadPoolExecutor(REPLICAS) as pool:
         list(pool.map(gather, range(REPLICAS)))
+
+
+def test_rows_of_uneven_shares_have_no_mean() -> None:
+    """Gloo would end the process; shapes are compared in the first batch of each kind alone."""
+    all_reduce = _AllReduce()
+    contexts = _contexts(all_reduce)
+
+    def mean(index: int, samples: Sequence[int]) -> Any:
+        piece = Slice(None, None, samples[index], samples[index] * REPLICAS / sum(samples))
+        even = len(set(samples)) == 1
+        contexts[index].set_batch(Batch(0, 0, 0, sum(samples), False, even, ((piece,),)))
+        contexts[index].set_slice(piece)
+        return contexts[index].mean(torch.ones(samples[index]))
+
+    with ThreadPoolExecutor(REPLICAS) as pool:
+        for samples, calls in [((2, 2, 2), 2), ((3, 3, 3), 3)]:
+            list(pool.map(mean, range(REPLICAS), [samples] * REPLICAS))
+            assert all_reduce.calls == calls
+        futures = [pool.submit(mean, index, (3, 3, 2)) for index in range(REPLICAS)]
+        for each in futures:
+            with pytest.raises(
+                isotrain.SpecError, match=r"received \[3\], \[3\], \[2\] of replicas"
+            ):
+                each.result()
 
 
 def test_rows_per_sample_that_stay_the_same_are_gathered_by_one_all_reduce() -> None:
