@@ -68,8 +68,8 @@ class CommonStepContext(StepContext):
         """Context of a pass that refuses random numbers that the framework draws in its own way.
 
         Args:
-            inputs: Pytree of tensors, shapes `[batch, ...]`. A backend may check the first pass of each
-                phase over inputs of these shapes alone.
+            inputs: Pytree of tensors, shapes `[batch, ...]`. A backend may check passes 1, 2, 4, 8, ... alone
+                of each phase over inputs of these shapes.
         """
 
     def drawing(self, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class TorchStepContext(CommonStepContext):
         self._is_even = True
         self._checked_sums: set[Hashable] = set()
         self._phase: Phase = "train"
-        self._checked_forms: set[Hashable] = set()
+        self._passes: Counter[Hashable] = Counter()
         self._step_word = 0
         self._position = torch.zeros(2, dtype=torch.int32)
 
@@ -106,13 +107,15 @@ class TorchStepContext(CommonStepContext):
 
     @contextlib.contextmanager
     def refusing_other_draws(self, inputs: Any) -> Iterator[None]:
-        form = self._phase, signature(inputs)
-        if form in self._checked_forms or private_api.is_tracing():  # Keras has computed it before
+        if private_api.is_tracing():  # Keras has computed it before
             yield
             return
-        with RefusingSeededDraws(REFUSAL if self.draw_keys else REFUSAL_WITH_REPRODUCIBLE):
+        form = self._phase, signature(inputs)
+        self._passes[form] += 1
+        is_checked = self._passes[form].bit_count() == 1  # 1, 2, 4, 8, ...
+        refusal = REFUSAL if self.draw_keys else REFUSAL_WITH_REPRODUCIBLE
+        with RefusingSeededDraws(refusal) if is_checked else contextlib.nullcontext():
             yield
-        self._checked_forms.add(form)
 
     def all_gather(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
         self.require_collective("all_gather")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -291,6 +292,24 @@ def test_other_draws_are_refused_in_every_shape() -> None:
     assert torch.equal(passed(step, compute, x, 0), x)
     with pytest.raises(SpecError, match=r"aten\.rand\.default of the model"):
         passed(step, compute, x[:1], 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"random_layers": "per-replica", "reproducible": "bits"}],
+    ids=["samples", "bits"],
+)
+def test_draws_that_begin_later_are_refused(fields: dict[str, Any]) -> None:
+    """Passes 1, 2, 4, 8, ... are checked: a dropout that is on from pass 6 ends pass 8."""
+    step, x, passes = context(**fields), torch.ones(2, 3), itertools.count(1)
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(()) if next(passes) >= 6 else x
+
+    for _ in range(7):
+        passed(step, compute, x, 0)
+    with pytest.raises(SpecError, match=r"aten\.rand\.default of the model"):
+        passed(step, compute, x, 0)
 
 
 def test_reproducible_runs_refuse_draws_by_replica() -> None:
