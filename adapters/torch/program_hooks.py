@@ -177,11 +177,13 @@ class _Hooks:
         gradients = {name: p.grad for name, p in named.items() if p.grad is not None}
         self._facts |= {  # of the innermost step: that of a wrapper sees gradients before the exchange
             "gradient": self._prints(gradients),
-            "groups": _groups(optimizer, named),
+            "groups": _groups(optimizer, self._all_named_parameters(optimizer)),
         }
         if is_first:
             self._facts["initial"] = self._prints(named)
-            self._facts["untrained"] = sorted(set(self._model_parameters().values()) - set(named))
+            names = self._all_named_parameters(optimizer)
+            self._facts["untrained"] = sorted(set(self._model_parameters().values()) - set(names))
+            self._facts["sharded"] = sorted(set(names) - set(named))
             self._recorder.set_rank(*_rank())
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -221,6 +223,11 @@ class _Hooks:
         return names
 
     def _named_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """The optimizer's parameters that are not sharded over processes, by name."""
+        named = self._all_named_parameters(optimizer)
+        return {name: parameter for name, parameter in named.items() if not _is_sharded(parameter)}
+
+    def _all_named_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         """The optimizer's parameters by their names in the models, or by their place in the optimizer."""
         names = self._model_parameters()
         return {
@@ -230,9 +237,15 @@ class _Hooks:
         }
 
     def _prints(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
-        """Fingerprints of tensors; those that lie sharded over processes are left out."""
-        plain = {name: t for name, t in tensors.items() if not hasattr(t, "device_mesh")}
-        return self._recorder.fingerprints({name: _array(t) for name, t in plain.items()})
+        """Fingerprints of tensors, of which those sharded over processes are left out."""
+        return self._recorder.fingerprints(
+            {name: _array(t) for name, t in tensors.items() if not _is_sharded(t)}
+        )
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of any shape is a DTensor, as of FSDP2, or a parameter that FSDP1 flattens."""
+    return hasattr(tensor, "device_mesh") or hasattr(tensor, "_fsdp_flattened")
 
 
 def _rank() -> tuple[int, int]:

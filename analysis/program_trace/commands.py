@@ -18,7 +18,7 @@ from isotrain.analysis.program_trace.comparison import compare
 from isotrain.analysis.program_trace.reading import ProgramTrace, is_trace, read_trace
 from isotrain.analysis.program_trace.recorder import FORMAT
 from isotrain.core.cli.exit_codes import ExitCode
-from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.errors import IsotrainError, PlanError, first_of
 from isotrain.core.json_format import json_page
 from isotrain.core.plugins.manager import plugin_manager
 
@@ -72,11 +72,19 @@ def _run(program: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _tell(made: ProgramTrace, options: argparse.Namespace) -> None:
     if options.json:
-        facts = {"folder": str(made.folder), "processes": made.processes, "steps": len(made.steps)}
+        facts = {
+            "folder": str(made.folder),
+            "processes": made.processes,
+            "steps": len(made.steps),
+            "sharded": made.sharded,
+        }
         print(json_page({"format": FORMAT, **facts}))
     elif not options.quiet:
         owners = "1 process" if made.processes == 1 else f"{made.processes} processes"
         print(f"isotrain: {len(made.steps)} steps of {owners} in {made.folder}", file=sys.stderr)
+        if made.sharded:
+            names = first_of(made.sharded, 5)
+            print(f"isotrain: not recorded, as sharded over processes: {names}", file=sys.stderr)
 
 
 def program_hooks() -> dict[str, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from isotrain.analysis.parity.records import Cause
 from isotrain.analysis.program_trace.case import Difference, common_steps, first_case, offset_of
 from isotrain.analysis.program_trace.causes import likely_causes
 from isotrain.analysis.program_trace.reading import GlobalStep, ProgramTrace
-from isotrain.core.errors import IsotrainError
+from isotrain.core.errors import IsotrainError, first_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def compare(reference: ProgramTrace, run: ProgramTrace) -> TraceComparison:
     """Compares two traces: the first is the reference.
 
     Raises:
-        IsotrainError: They have no step, or no name of a parameter, in common.
+        IsotrainError: They have no step, or no name of a parameter, in common; or nothing differs, and all
+            weights are sharded.
     """
     offset = offset_of(reference, run)
     steps = list(common_steps(reference, run, offset))
@@ -59,13 +60,20 @@ def compare(reference: ProgramTrace, run: ProgramTrace) -> TraceComparison:
             else f"{run.folder} and {reference.folder} have no step in common."
         )
     named, of_run = (set(step.first.weight) for step in steps[0])
-    if not named & of_run:
+    sharded = [trace for trace in (reference, run) if trace.sharded]
+    if not named & of_run and not sharded:
         shown = [", ".join(sorted(names)[:3]) for names in (named, of_run)]
         raise IsotrainError(
             f"no parameter has the same name in both traces: {shown[0]}, ... in {reference.folder};"
             f" {shown[1]}, ... in {run.folder}. Compare programs that name the layers of their model alike."
         )
     case = first_case(reference, run, steps, offset)
+    if case is None and not named & of_run:
+        raise IsotrainError(
+            f"{sharded[0].folder}: its weights are sharded over processes, and not recorded. Samples and"
+            " options of the optimizer agree, and nothing else can be compared. Trace the program with"
+            " DistributedDataParallel."
+        )
     return TraceComparison(
         reference=str(reference.folder),
         run=str(run.folder),
@@ -73,7 +81,7 @@ def compare(reference: ProgramTrace, run: ProgramTrace) -> TraceComparison:
         offset=offset,
         differences=[] if case is None else case.differences,
         causes=[] if case is None else likely_causes(case),
-        notes=_notes(steps),
+        notes=_notes(steps, {"reference": reference.sharded, "run": run.sharded}),
         losses=[(_mean(one.losses), _mean(other.losses)) for one, other in steps],
     )
 
@@ -82,12 +90,16 @@ def _mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else math.nan
 
 
-def _notes(steps: Sequence[tuple[GlobalStep, GlobalStep]]) -> list[str]:
-    """Names that only one program has."""
+def _notes(
+    steps: Sequence[tuple[GlobalStep, GlobalStep]], sharded: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Parameters that are not compared, as only one program has them or records them."""
     one, other = (set(step.first.weight) for step in steps[0])
-    notes = []
-    for alone, owner in ((one - other, "reference"), (other - one, "run")):
-        if alone:
-            shown = ", ".join(sorted(alone)[:5])
-            notes.append(f"parameters of the {owner} alone, not compared: {shown}")
-    return notes
+    unrecorded = {name for names in sharded.values() for name in names}
+    alone = {"reference": one - other - unrecorded, "run": other - one - unrecorded}
+    return [
+        f"parameters of the {owner} {what}, not compared: {first_of(sorted(names), 5)}"
+        for what, by_owner in (("alone", alone), ("sharded over processes", sharded))
+        for owner, names in by_owner.items()
+        if names
+    ]

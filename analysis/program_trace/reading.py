@@ -32,6 +32,8 @@ class Step:
         state: Buffers after the step.
         initial: Weights before the optimizer's first step; else empty.
         untrained: Parameters of the models that are not in the optimizer, at its first step.
+        sharded: Parameters of the optimizer that are sharded over processes, which have no fingerprints; at
+            its first step.
     """
 
     events: Sequence[Mapping[str, Any]]
@@ -42,6 +44,7 @@ class Step:
     state: Tensors
     initial: Tensors = field(default_factory=dict)
     untrained: Sequence[str] = ()
+    sharded: Sequence[str] = ()
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """The events of a kind."""
@@ -105,6 +108,11 @@ class ProgramTrace:
     processes: int
     steps: Sequence[GlobalStep]
     ends: Sequence[Sequence[Mapping[str, Any]]]
+
+    @property
+    def sharded(self) -> list[str]:
+        """Parameters that are sharded over processes, and not recorded."""
+        return sorted({name for step in self.steps for name in step.first.sharded})
 
     def evaluated_rows(self) -> Counter[int]:
         """The samples of all forward passes without gradients, by their hashes."""
@@ -177,6 +185,7 @@ def _steps(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], Step]:
             events=line["events"],
             groups=line["groups"],
             untrained=line.get("untrained", ()),
+            sharded=line.get("sharded", ()),
             **{
                 kind: _tensors(line.get(kind, {}))
                 for kind in ("gradient", "weight", "optimizer_state", "state", "initial")

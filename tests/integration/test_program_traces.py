@@ -197,6 +197,33 @@ def test_exchanges_in_16_bits_raise_no_alarm(tmp_path: Path) -> None:
         assert compare(one, other).agree
 
 
+@pytest.mark.parametrize(
+    ("sharding", "sharded", "status", "named"),
+    [
+        ("fully_shard(model[0])", 2, 6, "sharded over processes, not compared: 0.bias, 0.weight"),
+        ("model = FSDP(model, use_orig_params=True, device_id=device)", 4, 2, "are sharded over"),
+    ],
+    ids=["FSDP2", "FSDP1"],
+)
+def test_sharded_weights_are_named_and_not_compared(
+    sharding: str, sharded: int, status: int, named: str, tmp_path: Path
+) -> None:
+    """One layer is sharded, and the other one is not exchanged; or all are."""
+    script = TRAIN.replace("model = DistributedDataParallel(model)", sharding)
+    (tmp_path / "train.py").write_text(
+        "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard\n"
+        + script.replace("FACTOR", "1").replace("device_id=device", "device_id=torch.device('cpu')")
+    )
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    for name, start in (("one", (sys.executable,)), ("two", torchrun)):
+        made = isotrain("trace", "--output", name, "--", *start, "train.py", folder=tmp_path)
+        assert made.returncode == 0, made.stderr
+        assert made.stderr.count("not recorded, as sharded") == (name == "two")
+    assert len(read_trace(tmp_path / "two").sharded) == sharded
+    found = isotrain("parity", "one", "two", folder=tmp_path)
+    assert (found.returncode, named in found.stdout + found.stderr) == (status, True)
+
+
 def test_programs_of_horovod_are_traced(tmp_path: Path) -> None:
     """Summed gradients; ranks are Horovod's."""
     script = f"""
