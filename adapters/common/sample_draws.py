@@ -222,8 +222,8 @@ class PassDraws(SampleDraws):
 
 
 @contextlib.contextmanager
-def active(draws: SampleDraws) -> Iterator[None]:
-    """Context in which this thread draws from a pass."""
+def active(draws: SampleDraws | None) -> Iterator[None]:
+    """Context in which this thread draws from a pass, or, of None, not by sample."""
     token = active_draws.set(draws)
     try:
         yield

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from isotrain.adapters.common.sample_draws import BITS, REFUSAL, PassDraws
+from isotrain.adapters.common.sample_draws import BITS, REFUSAL, PassDraws, active
 from isotrain.adapters.keras import private as keras_private
 from isotrain.plugin import SpecError, active_draws
 
@@ -39,9 +39,10 @@ def _replaced(function: Callable[..., Any], original: Callable[..., Any]) -> Cal
     @functools.wraps(original)
     def draw(*args: Any, seed: Any = None, **options: Any) -> Any:
         draws = active_draws.get()
-        if not isinstance(draws, PassDraws) or isinstance(seed, int):
+        if isinstance(draws, PassDraws) and not isinstance(seed, int):
+            return function(draws, *args, **options)
+        with active(None):
             return original(*args, seed=seed, **options)
-        return function(draws, *args, **options)
 
     return draw
 

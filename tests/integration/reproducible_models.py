@@ -75,13 +75,15 @@ def dropping() -> Any:
     return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
-def functionally_dropping() -> Any:
-    """With a layer that draws without a generator of its own."""
+def functionally_dropping(seed: int | None = None) -> Any:
+    """With a layer that draws by a generator that is not its own: Keras' global one, or one of a seed."""
     import keras
+
+    generator = None if seed is None else keras.random.SeedGenerator(seed)
 
     class Drop(keras.layers.Layer):
         def call(self, x: Any) -> Any:
-            return keras.random.dropout(x, 0.3)
+            return keras.random.dropout(x, 0.3, seed=generator)
 
     layers = keras.layers
     return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), Drop(), layers.Dense(10)])

@@ -207,11 +207,17 @@ def test_a_killed_run_goes_on_with_another_number_of_replicas_on_tensorflow(tmp_
 
 
 @pytest.mark.slow
-def test_tensorflow_refuses_draws_by_replica(tmp_path: Path) -> None:
-    fields = SPEC | {"model": functionally_dropping}
+@pytest.mark.parametrize(
+    ("backend", "replicas", "seed"),
+    [("tf-mirrored", 1, None), ("torch-ddp", 1, 5), ("torch-ddp", 2, 5)],
+)
+def test_draws_by_replica_are_refused(
+    backend: str, replicas: int, seed: int | None, tmp_path: Path
+) -> None:
+    fields = SPEC | {"model": functionally_dropping, "model_args": {"seed": seed}}
     options: dict[str, Any] = {"output": tmp_path / "run", "on_event": lambda event: None}
     with pytest.raises(isotrain.IsotrainError, match=r"reproducible: the operation .* by replica"):
-        isotrain.run(fields, backend="tf-mirrored", replicas=1, **options)
+        isotrain.run(fields, backend=backend, replicas=replicas, **options)
 
 
 def _require_same_bits(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from isotrain.adapters.common.sample_draws import REFUSAL, REFUSAL_WITH_REPRODUCIBLE, DrawKeys
+from isotrain.adapters.common.sample_draws import DrawKeys
 from isotrain.adapters.common.step_context import CommonStepContext
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.pytree import leaves, signature
@@ -113,8 +113,7 @@ class TorchStepContext(CommonStepContext):
         form = self._phase, signature(inputs)
         self._passes[form] += 1
         is_checked = self._passes[form].bit_count() == 1  # 1, 2, 4, 8, ...
-        refusal = REFUSAL if self.draw_keys else REFUSAL_WITH_REPRODUCIBLE
-        with RefusingSeededDraws(refusal) if is_checked else contextlib.nullcontext():
+        with RefusingSeededDraws() if is_checked else contextlib.nullcontext():
             yield
 
     def all_gather(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:

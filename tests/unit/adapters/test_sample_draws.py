@@ -198,9 +198,36 @@ def test_attention_that_drops_is_attention(options: dict[str, Any]) -> None:
     torch.testing.assert_close(dropped, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_other_draws_are_refused() -> None:
-    with pytest.raises(SpecError, match="not by sample"):
-        passed(context(), lambda x: x + torch.randn_like(x), torch.ones(2, 3), 0)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "not by sample"),
+        ({"random_layers": "per-replica", "reproducible": "bits"}, "by replica"),
+    ],
+)
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, generator: torch.randn_like(x),
+        lambda x, generator: torch.randn(x.shape, generator=generator),
+        lambda x, generator: torch.empty_like(x).bernoulli_(0.5, generator=generator),
+        lambda x, generator: torch.multinomial(x, 1, generator=generator),
+        lambda x, generator: torch.randperm(len(x), generator=generator),
+    ],
+)
+def test_other_draws_are_refused(fields: dict[str, Any], message: str, draw: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    with pytest.raises(SpecError, match=message):
+        passed(context(**fields), lambda x: draw(x, generator), torch.ones(2, 3), 0)
+
+
+def test_draws_that_are_not_by_sample_are_allowed_where_keras_has_a_number_as_seed() -> None:
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        with active(None):
+            return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+
+    x = torch.ones(2, 3)
+    assert torch.equal(passed(context(), compute, x, 0), compute(x))
 
 
 def test_attention_refuses_two_masks_as_torch_does() -> None:
@@ -270,13 +297,11 @@ def test_draws_of_other_threads_are_not_refused() -> None:
 
 
 def test_operations_that_draw_nothing_are_not_refused() -> None:
-    """Attention without dropout, LSTMs, and draws of a generator with a seed of its own."""
+    """Attention without dropout, LSTMs, and rrelu outside of training."""
     lstm = nn.LSTM(3, 3, batch_first=True)
 
     def compute(x: torch.Tensor) -> torch.Tensor:
-        x = functional.scaled_dot_product_attention(x, x, x) + lstm(x)[0]
-        noise = torch.rand(3, generator=torch.Generator().manual_seed(0))
-        return functional.rrelu(x) + noise
+        return functional.rrelu(functional.scaled_dot_product_attention(x, x, x) + lstm(x)[0])
 
     passed(context(), compute, torch.ones(2, 4, 3), 0)
 
