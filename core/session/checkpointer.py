@@ -83,10 +83,14 @@ class Checkpointer:
         )
         if not (due or best or requests.save):
             return False
+        is_outdated = trainer_state.saved_step is None
         with self._reporter.doing("save checkpoint"):
             may_skip = policy.background and not (trainer_state.is_done or requests.end)
             is_saved = self._writer.save_once(
-                self._saved_state(notes), overlap_next_step and policy.background, may_skip
+                self._saved_state(notes),
+                overlap_next_step and policy.background,
+                may_skip,
+                is_outdated,
             )
             if not policy.background:
                 self._writer.wait()
@@ -107,7 +111,7 @@ class Checkpointer:
         self._step_logger.flush()
         self._average.settle(self._session_context.group)
         trainer_state = self._trainer_state
-        step = trainer_state.steps_done
+        step = trainer_state.saved_step = trainer_state.steps_done
         epoch_loss, epoch_samples = self._step_logger.epoch_so_far
         return SavedTrainerState(
             step=step,
@@ -200,6 +204,7 @@ class Checkpointer:
     def _continue_from(self, saved: SavedTrainerState, *, is_from_this_run: bool) -> None:
         trainer_state = self._trainer_state
         trainer_state.seek(saved.step)
+        trainer_state.saved_step = saved.step
         trainer_state.stream_state = saved.stream_state
         trainer_state.is_finished = saved.is_finished
         trainer_state.restore_count += 1

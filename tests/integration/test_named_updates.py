@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,40 @@ def test_a_record_has_all_updates_of_a_step_that_is_saved_between_them(tmp_path:
     assert len(history.learning_rate) == len(losses)
     means = [np.average(losses[start:][:4], weights=[8, 8, 8, 4]) for start in (0, 4)]
     assert [epoch["loss"] for epoch in history.epochs] == pytest.approx(means, rel=1e-12)
+
+
+def saved_too_early(session: isotrain.Session, name: str, folder: Path) -> dict[str, Any]:
+    """Weights of a loop whose checkpoint of step 2 lacks an update, unless the next save replaces it."""
+    if name == "resumed":
+        session.restore(folder)
+    for batch in session.batches():
+        session.step(batch, "critic")
+        if name == "saved" and batch.step == 2:
+            session.save_if_due()
+        session.step(batch, "generator")
+        if name == "saved" and batch.step == 2:
+            session.save_if_due()
+            break
+    return session.read_state()
+
+
+def test_a_save_between_updates_is_told_and_done_again(tmp_path: Path) -> None:
+    fields = spec(MODELS["native"], checkpoint={"every_steps": 3})
+    events: list[Any] = []
+    told = {}
+    for name in ("whole", "saved", "resumed"):
+        (told[name],) = isotrain.launch(
+            functools.partial(saved_too_early, name=name, folder=tmp_path / "saved"),
+            fields,
+            backend="torch-ddp",
+            replicas=1,
+            output=tmp_path / name,
+            on_event=events.append,
+        )
+    for weight, array in told["whole"].items():
+        assert np.array_equal(told["resumed"][weight], array), weight
+    (warning,) = [event["text"] for event in events if event["event"] == "warning"]
+    assert "after step 2 was saved before update 'generator'" in warning
 
 
 def test_a_pattern_that_fits_no_weight_is_refused() -> None:

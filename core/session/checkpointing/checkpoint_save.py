@@ -195,7 +195,11 @@ class CheckpointWriter:
         return self._folder
 
     def save_once(
-        self, trainer_state: SavedTrainerState, overlap_next_step: bool, may_skip: bool
+        self,
+        trainer_state: SavedTrainerState,
+        overlap_next_step: bool,
+        may_skip: bool,
+        is_outdated: bool,
     ) -> bool:
         """Begins to save a checkpoint, unless the same step is saved already with the same notes.
 
@@ -204,6 +208,7 @@ class CheckpointWriter:
             overlap_next_step: Whether the copy may be finished during the next step.
             may_skip: Whether to skip this checkpoint if the last one is still being written after
                 `timeouts.silence`.
+            is_outdated: Whether the last step has had another update since it was saved.
 
         Returns:
             False if the checkpoint was skipped.
@@ -218,6 +223,7 @@ class CheckpointWriter:
         saved = self._saved
         if (
             saved is None
+            or is_outdated
             or (trainer_state.step, trainer_state.best_steps) != (saved.step, saved.best_steps)
             or self._consensus.any_process(trainer_state.notes != saved.notes)
         ):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.backend.replica import Tensor
+from isotrain.core.contracts.events import Warned
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CheckpointRequest, Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.map_style import BatchIndexed, MapStyle
@@ -94,6 +95,7 @@ class TrainLoop:
         self._step_of_data: int | None = None
         """Step of the batch that `batches` has yielded and waits for; None while nobody iterates."""
         self._is_first_custom_batch = True
+        self._has_warned_of_partial_save = False
         self._single_sample_batches = batches_with_single_sample(
             session_context.spec, self._plan, self._plan.samples
         )
@@ -304,6 +306,8 @@ class TrainLoop:
         trainer_state.require_training_weights("step")
         updates = self._due_updates(batch, update)
         continues = update is not None and trainer_state.steps_done == batch.step + 1
+        if continues and trainer_state.saved_step == trainer_state.steps_done:
+            self._note_saved_between_updates(batch.step, updates[0].name)
         reporter.step = batch.step
         reporter.enter("step")
         trainer_state.is_finished = False
@@ -362,6 +366,17 @@ class TrainLoop:
                 self.step_logger.log(batch.step, norms)
         reporter.enter(BETWEEN_CALLS)
         return loss
+
+    def _note_saved_between_updates(self, step: int, update: str) -> None:
+        """Warns, once, that a checkpoint lacks an update of its step; `save_if_due` then saves again."""
+        self.trainer_state.saved_step = None
+        if self._reporter.rank == 0 and not self._has_warned_of_partial_save:
+            text = (
+                f"the checkpoint after step {step} was saved before update {update!r} of that step, and a run"
+                " that resumes from it goes on without this update. Save after the last update of a step."
+            )
+            self._reporter.emit(Warned(text=text))
+        self._has_warned_of_partial_save = True
 
     def _is_stop_requested(self) -> bool:
         """Whether the launcher has requested that training ends early, the same on all processes."""

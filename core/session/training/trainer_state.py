@@ -31,6 +31,8 @@ class TrainerState:
             finite: `on_nan: skip`.
         skipped_in_a_row: Number of these since the last one that was not left out, by the name of the update
             (empty without updates).
+        saved_step: Number of steps in the newest checkpoint; None before the first, or where its last step
+            has had an update since.
         fixed_rate: Learning rate from `set_learning_rate`, in place of the spec's; None for the spec's.
         plateau_fractions: Fractions of the spec's rates to which the schedule `plateau` has lowered them, by
             the name of the update (empty without updates).
@@ -51,6 +53,7 @@ class TrainerState:
     best_steps: list[int] = field(default_factory=list)
     stream_state: StreamState | None = None
     restore_count: int = 0
+    saved_step: int | None = None
     fixed_rate: float | None = None
     plateau_fractions: dict[str, float] = field(default_factory=dict)
     skipped_steps: int = 0
