@@ -97,22 +97,19 @@ class CommonStepContext(StepContext):
         """The rows of each ghost batch of this replica that has samples.
 
         Args:
-            rows: Rows of a tensor of the model: those of each sample are as many, and in the samples' order.
+            rows: Rows of a tensor of the model, one for each sample in the samples' order.
 
         Raises:
-            SpecError: Samples have no equal numbers of rows.
+            SpecError: There are more or fewer, whose samples are not known.
         """
-        per_sample, rest = divmod(rows, self._pass.rows)
-        if rest or not per_sample:
+        if rows != self._pass.rows:
             raise SpecError(
                 f"batch_norm: ghost: a batch normalization has {rows} rows of {self._pass.rows} samples, so"
-                " that these are in no ghost batch. Use batch_norm: global."
+                " that it is not known which are of a ghost batch. Use batch_norm: global."
             )
         first, end = slice_bounds(self._ghost_batches, self.replicas, self.index)
-        bounds = [slice_bounds(self._pass.rows, end - first, i) for i in range(end - first)]
-        return [
-            slice(start * per_sample, stop * per_sample) for start, stop in bounds if start < stop
-        ]
+        bounds = [slice_bounds(rows, end - first, i) for i in range(end - first)]
+        return [slice(start, stop) for start, stop in bounds if start < stop]
 
     def require_collective(self, method: str) -> None:
         """Refuses a collective whose result would not be that of the global batch.

@@ -16,20 +16,27 @@ class ActionTimer:
     """Times calls of one process; each action begins where the one before ended. Local.
 
     Attributes:
-        executed: Actions of the last step.
+        enabled: Whether steps are timed.
+        executed: Actions of the last timed step.
     """
 
     def __init__(self, group: Any) -> None:
         """Starts anew with every `synchronous_step` of a replica group."""
+        self.enabled = True
         self.executed: list[ExecutedAction] = []
-        self._step: list[ExecutedAction] = []
+        self._step: list[ExecutedAction] | None = None  # none outside of a timed step
         self._end = 0.0
         step = group.synchronous_step
 
         def timed_step(*arguments: Any) -> Any:
+            if not self.enabled:
+                return step(*arguments)
             self._step, self._end = [], time.perf_counter()
-            result = step(*arguments)
-            self.executed, self._step = self._step, []
+            try:
+                result = step(*arguments)
+                self.executed = self._step
+            finally:
+                self._step = None
             return result
 
         group.synchronous_step = timed_step
@@ -47,7 +54,9 @@ class ActionTimer:
         setattr(owner, method, timed)
 
     def end(self, action: str) -> None:
-        """Ends an action now; it goes on with the one before if that has the same name."""
+        """Ends an action of a timed step; it goes on with the one before if that has the same name."""
+        if self._step is None:
+            return
         begin, self._end = self._end, time.perf_counter()
         if self._step and self._step[-1].name == action:
             begin = self._step.pop().begin
@@ -55,6 +64,8 @@ class ActionTimer:
 
     def move_end(self, end: float) -> None:
         """Makes the last action end at an earlier time by `time.perf_counter`, if it had begun by then."""
+        if not self._step:
+            return
         last = self._step.pop()
         self._end = end if last.begin < end < last.end else last.end
         self._step.append(ExecutedAction(last.name, last.begin, self._end))

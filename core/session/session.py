@@ -714,7 +714,9 @@ class Session:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Context in which the model has the average of its weights (`ema` or `swa`). Local.
+        """Context in which the model has the average of its weights (`ema` or `swa`).
+
+        Local; called by all processes where the strategy shards weights or cuts layers (`sharded`, `tensor`).
 
         `evaluate`, `predict` and `predictions` use the average in any case. Before it begins, the weights are
         those of training. Steps, saves and changes of state are refused within.

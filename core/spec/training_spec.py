@@ -293,7 +293,8 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     )
     clip: Clip | None = Field(default=None, description="Gradient clipping; null for none.")
     gradient_norm: Annotated[
-        Switch | dict[Text, Patterns], ExpectedText("true, false or {name: patterns of weights}")
+        Switch | Annotated[dict[Text, Patterns], Field(min_length=1)],
+        ExpectedText("true, false or {name: patterns of weights}"),
     ] = Field(
         default=False,
         description="Whether to record the L2 norm of all gradients of each step, before clipping, as "

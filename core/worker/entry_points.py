@@ -56,11 +56,16 @@ class LastWeights:
             self.save()
 
     def save(self) -> None:
-        """Saves the weights, and removes the file with earlier ones."""
+        """Saves the weights, and removes the file with earlier ones; not those that all processes gather."""
+        from isotrain.core.contracts.backend.group_protocols import FullyShardedGroup
+
         session = self._session
         old = last_weights_file(session.run_directory)
         new = last_weights_path(session.run_directory, session.steps_done)
-        if session.steps_done and new != old and has_all_weights(session.group):
+        is_local = has_all_weights(session.group) and not (
+            session.spec.weight_average and isinstance(session.group, FullyShardedGroup)
+        )
+        if session.steps_done and new != old and is_local:
             with _kept_weights(session):
                 save_weights(session.group, new)
             if old is not None:
@@ -90,9 +95,9 @@ def train(session: Session) -> dict[str, Any] | None:
     require_storable(session.group, WEIGHTS)
     if not session.is_main:
         fit(session)
+        session.data_read()
         with _kept_weights(session):  # a gathered average takes all processes
             pass
-        session.data_read()
         return None
     last_weights = LastWeights(session)
     try:

@@ -179,14 +179,16 @@ class ReferenceGroup(ReplicaGroup):
         options = {} if static is None else {"static": static}
         return [computation(self._replica(), *(value for (value,) in values), **options)]
 
-    def enable_action_timing(self) -> None:
-        if self._timer is None:
+    def set_action_timing(self, enabled: bool) -> None:
+        if enabled and self._timer is None:
             self._timer = timer = ActionTimer(self)
             timer.time_calls(self._trainer, "_losses", "forward")
             timer.time_calls(self._trainer, "_forward_and_backward", "backward")
             if self.replicas > 1:
                 timer.time_calls(self, "compute", EXPOSED_EXCHANGE)
             timer.time_calls(self, "apply_gradients", "update")
+        if self._timer is not None:
+            self._timer.enabled = enabled
 
     def last_actions(self) -> Sequence[ExecutedAction]:
         return () if self._timer is None else self._timer.executed

@@ -99,7 +99,7 @@ def followed(session: isotrain.Session, name: str = "") -> dict[str, Any]:
     """Trains and evaluates; what each process then has."""
     group = session.group
     if isinstance(group, ActionTimingGroup):
-        group.enable_action_timing()
+        group.set_action_timing(True)
     communicator = getattr(group, "communicator", None)
     kept = under_way(communicator) if hasattr(communicator, "pending_sends") else []
     found = train(session)

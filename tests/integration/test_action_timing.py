@@ -24,7 +24,7 @@ def timed(session: isotrain.Session, *, measured: bool) -> dict[str, Any]:
     spans: list[Any] = []
     for step, batch in enumerate(session.batches()):
         if measured and step == 3:
-            group.enable_action_timing()
+            group.set_action_timing(True)
         session.step(batch)
         spans.append([(each.name, each.begin, each.end) for each in group.last_actions()])
     return {"spans": spans, "weights": session.read_state()}

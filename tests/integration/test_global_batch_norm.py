@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.isolated import run_isolated
+from integration.session_specs import launch
 
 import isotrain
 from isotrain.core.errors import SpecError, UnsupportedError
@@ -218,6 +219,44 @@ def test_refuses_fields_that_split_the_pass(mode: str, fields: dict[str, Any]) -
 def test_refuses_ghost_batches_that_do_not_fit(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(isotrain.IsotrainError, match=message):
         isotrain.plan(spec("portable", **fields), backend="torch-ddp", replicas=2)
+
+
+def two_views() -> Any:
+    """A module that passes each sample twice."""
+    import torch
+
+    class TwoViews(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(
+                torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(torch.cat([x, -x]))[: len(x)]
+
+    return TwoViews()
+
+
+def untracked() -> Any:
+    import torch
+
+    norm = torch.nn.BatchNorm1d(3, track_running_stats=False)
+    return torch.nn.Sequential(norm, torch.nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(two_views, "has 4 rows of 2 samples"), (untracked, "0 has track_running_stats=False")],
+)
+def test_refuses_rows_of_unknown_ghost_batches(tmp_path: Path, model: Any, message: str) -> None:
+    fields = {"model": model, "batch_norm": "ghost"}
+    with pytest.raises(isotrain.IsotrainError, match=message):
+        launch(one_step, tmp_path, 2, "torch-ddp", **fields)
+
+
+def one_step(session: isotrain.Session) -> None:
+    session.step(next(iter(session.batches())))
 
 
 def test_refuses_layers_that_sum_over_replicas_themselves(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from integration.session_specs import launch
 
 import isotrain
 from isotrain.core.errors import RunFailedError
+from isotrain.plugin import ActionTimingGroup
 
 pytestmark = pytest.mark.usefixtures("reference")
 
@@ -46,6 +47,26 @@ def test_profiled_steps_have_a_time_line(tmp_path: Path, backend: str) -> None:
     assert all(whole["ts"] <= each["ts"] for each in parts)
     end = parts[-1]["ts"] + parts[-1]["dur"]
     assert end == pytest.approx(whole["ts"] + whole["dur"])
+
+
+def ends_of_actions(session: isotrain.Session) -> list[list[float]]:
+    """Ends of the actions that the group reports after each step."""
+    assert isinstance(session.group, ActionTimingGroup)
+    ends = []
+    for batch in session.batches():
+        session.step(batch)
+        ends.append([each.end for each in session.group.last_actions()])
+    return ends
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_only_profiled_steps_are_timed(tmp_path: Path, backend: str) -> None:
+    """A timed step of TensorFlow sends nothing before its last gradient is computed; step 1 traces it."""
+    profile = {"first_step": 2, "steps": 3}
+    ends = launch(ends_of_actions, tmp_path, 2, backend, profile=profile)
+    assert [bool(each) for each in ends] == [False] + [True] * 8
+    assert len({tuple(each) for each in ends[1:5]}) == 4
+    assert ends[5:] == [ends[4]] * 4
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,30 @@ def test_what_parts_cannot_compute_is_refused() -> None:
     ):
         with pytest.raises(UnsupportedError, match=reason):
             isotrain.plan({**spec, **fields}, backend="torch-ddp", replicas=1)
+
+
+def token_stream() -> Any:
+    """A stream of the batches of `tokens`, and these for validation."""
+    inputs, targets = tokens()
+    batches = [(inputs[begin : begin + 8], targets[begin : begin + 8]) for begin in (0, 8, 16)]
+    return isotrain.DataSet(lambda: iter(batches), validation=(inputs, targets))
+
+
+def trained_with_last_weights(session: isotrain.Session) -> Any:
+    """Trains as a run does, but tries to save the newest weights after every step."""
+    from isotrain.core.worker import entry_points
+
+    entry_points._SAVE_INTERVAL_SECONDS = 0.0
+    return entry_points.train(session)
+
+
+def test_averages_of_cut_weights_stop_no_process(tmp_path: Path) -> None:
+    """After an evaluation all weights are gathered, and gathering their average takes all processes."""
+    spec = {**SPEC, "data": token_stream, "ema": {"decay": 0.875}, **CUT}
+    output = tmp_path / "run"
+    result, other = isotrain.launch(
+        trained_with_last_weights, spec, backend="torch-ddp", output=output, quiet=True
+    )
+    assert result["data_read"]
+    assert other is None
+    assert (output / "weights.safetensors").is_file()

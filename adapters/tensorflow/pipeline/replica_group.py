@@ -128,8 +128,8 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             self._action_times = ActionTimes(times, _names(actions[stage], stage))
         return loss
 
-    def enable_action_timing(self) -> None:
-        self._measures_actions = True
+    def set_action_timing(self, enabled: bool) -> None:
+        self._measures_actions = enabled
 
     def _update_stage(self, work: TensorFlowStageWork, weight: tf.Tensor | None) -> None:
         """Averages this stage's gradients and statistics over the replicas, and updates its weights.

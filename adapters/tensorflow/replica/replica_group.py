@@ -57,6 +57,8 @@ from isotrain.plugin import (
     map_tree,
 )
 
+_REWRITES_SUMS = "arithmetic_optimization"
+"""Option of graphs of the whole process by which one operation adds several tensors, in another order."""
 _INTEGER_DTYPES = frozenset(
     {tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64}
 )
@@ -92,8 +94,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self.replicas = communicator.replicas
         self.local_replicas = communicator.local_replicas
         self._holder = holder or strategy
-        if spec.reproducible:  # it makes one sum of several, in another order
-            tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+        graph_options = tf.config.optimizer.get_experimental_options()
+        self._rewrites_sums = graph_options.get(_REWRITES_SUMS, True)
+        if spec.reproducible:
+            tf.config.optimizer.set_experimental_options({_REWRITES_SUMS: False})
         self._trainer = self._build(spec, self._holder.scope)
         if isinstance(holder, InitialValues):
             holder.broadcast()
@@ -511,8 +515,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         tf.profiler.experimental.start(str(folder))
         return tf.profiler.experimental.stop
 
-    def enable_action_timing(self) -> None:
-        self._measures_actions = not gpu.are_used()  # a GPU computes after its kernels are launched
+    def set_action_timing(self, enabled: bool) -> None:
+        # a GPU computes after its kernels are launched
+        self._measures_actions = enabled and not gpu.are_used()
 
     def last_actions(self) -> Sequence[ExecutedAction]:
         return self._action_times.executed()
@@ -680,6 +685,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self.barrier()
         self._traced.forget()
         if self._is_first:
+            tf.config.optimizer.set_experimental_options({_REWRITES_SUMS: self._rewrites_sums})
             self._communicator.close()
 
     def _set_rate(self, rate: float) -> None:

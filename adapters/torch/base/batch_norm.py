@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from isotrain.adapters.common.step_context import CommonStepContext
 from isotrain.adapters.torch.base import private_api
+from isotrain.plugin import SpecError
 
 
 def normalize_globally(model: nn.Module, step: CommonStepContext) -> None:
@@ -31,9 +32,17 @@ def normalize_ghost_batches(model: nn.Module, step: CommonStepContext) -> None:
     Args:
         model: Model with any modules; those that are no batch normalization stay as they are.
         step: Step context of the replica, which knows its ghost batches.
+
+    Raises:
+        SpecError: A batch normalization has no running statistics, with which it would be evaluated.
     """
-    for module in model.modules():
+    for name, module in model.named_modules():
         if private_api.is_batch_norm(module):
+            if module.running_mean is None:
+                raise SpecError(
+                    f"batch_norm: ghost: {name or 'the model'} has track_running_stats=False, so that its"
+                    " predictions depend on their batch. Use batch_norm: global."
+                )
             module.forward = _GhostBatchNorm(module, step)
 
 
@@ -113,17 +122,16 @@ class _GhostBatchNorm(_EqualBatchNorm):
     def _normalized(self, inputs: torch.Tensor) -> torch.Tensor:
         """Local."""
         module = self._module
-        is_tracked = module.training and module.running_mean is not None
-        running = [module.running_mean, module.running_var] if is_tracked else []
-        factor = self._next_factor() if is_tracked else 0.0
+        running = [module.running_mean, module.running_var]
+        factor = self._next_factor()
         results, moved = [], [torch.zeros_like(each) for each in running]
         for rows in self._step.ghost_batches(len(inputs)):
             statistics = [each.clone() for each in running]
             ghost = inputs[rows]
-            mean, variance = statistics or (None, None)
-            weights = module.weight, module.bias
+            mean, variance = statistics
+            affine = module.weight, module.bias
             results.append(
-                functional.batch_norm(ghost, mean, variance, *weights, True, factor, module.eps)
+                functional.batch_norm(ghost, mean, variance, *affine, True, factor, module.eps)
             )
             for total, each in zip(moved, statistics, strict=True):
                 total.add_(each, alpha=len(ghost) / len(inputs))

@@ -144,7 +144,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             self._snapshot_guard.release()
             self._drop_other_stages()
 
-    def enable_action_timing(self) -> None:
+    def set_action_timing(self, enabled: bool) -> None:
         """Does nothing: every step is timed."""
 
     def last_actions(self) -> Sequence[ExecutedAction]:

@@ -524,10 +524,13 @@ class TorchReplicaGroup(ReplicaGroup):
     def start_profile(self, folder: Path) -> Callable[[], None]:
         return start_profile(folder)
 
-    def enable_action_timing(self) -> None:
+    def set_action_timing(self, enabled: bool) -> None:
         # A GPU computes after the calls have returned; FSDP exchanges weights within the passes.
-        if self._step_timer is None and self._is_cpu and not isinstance(self, FullyShardedGroup):
+        can_time = self._is_cpu and not isinstance(self, FullyShardedGroup)
+        if enabled and can_time and self._step_timer is None:
             self._step_timer = StepTimer(self)
+        if self._step_timer is not None:
+            self._step_timer.enabled = enabled
 
     def last_actions(self) -> Sequence[ExecutedAction]:
         return () if self._step_timer is None else self._step_timer.executed

@@ -209,7 +209,7 @@ def _timeline(feed: _Feed, step_s: float) -> list[StepSpan]:
     The device is synchronised before and after each step.
     """
     if isinstance(feed.session.group, ActionTimingGroup):
-        feed.session.group.enable_action_timing()
+        feed.session.group.set_action_timing(True)
     steps = [_step_spans(feed) for _ in range(_TIMELINE_STEPS)]
     apart = [abs(sum(spans[-1][1:]) - step_s) for spans in steps]
     return steps[_agreed(feed.session, apart.index(min(apart)))]

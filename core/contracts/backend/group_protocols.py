@@ -76,8 +76,8 @@ class PipelineGroup(Protocol):
 class ActionTimingGroup(Protocol):
     """Replica group that can time what its steps are made of."""
 
-    def enable_action_timing(self) -> None:
-        """Makes `last_actions` report later steps, even where that costs time. Called by all processes."""
+    def set_action_timing(self, enabled: bool) -> None:
+        """Whether `last_actions` reports later steps, even where that costs time. Called by all processes."""
 
     def last_actions(self) -> Sequence[ExecutedAction]:
         """Timed actions of this process in the last step, in order; empty where not recorded. Local.

@@ -39,7 +39,8 @@ class StepProfiler:
         self._begins: list[float] = []
         self._spans: list[Span] = []
         self._stop: Callable[[], None] | None = None
-        self._steps = range(0)
+        self._steps = self._timed_steps = range(0)
+        self._is_timing = False
         if profile is None:
             return
         if profile.first_step >= total_steps:
@@ -48,14 +49,23 @@ class StepProfiler:
                 " 0. Name an earlier one."
             )
         group = require(self._group, ProfilingGroup)
-        if isinstance(group, ActionTimingGroup):
-            group.enable_action_timing()
+        last = profile.first_step + profile.steps
+        self._timed_steps = range(
+            profile.first_step - 1, last
+        )  # the one before traces TensorFlow's step
         if profile.all_processes or rank == 0:
             self._start = group.start_profile
-            self._steps = range(profile.first_step, profile.first_step + profile.steps)
+            self._steps = range(profile.first_step, last)
 
     def before_step(self, step: int) -> None:
-        """Starts the profiler before the first of the steps, which after a resume may be a later one."""
+        """Starts the profiler before the first of the steps, which after a resume may be a later one.
+
+        All processes time the same steps, for those of TensorFlow are other traced functions.
+        """
+        is_timed = step in self._timed_steps
+        if is_timed != self._is_timing and isinstance(self._group, ActionTimingGroup):
+            self._group.set_action_timing(is_timed)
+            self._is_timing = is_timed
         if self._stop is None and step in self._steps:
             self._group.synchronize_device()
             self._folder.mkdir(parents=True, exist_ok=True)

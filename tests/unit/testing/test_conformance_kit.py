@@ -62,7 +62,7 @@ WITHOUT_CAPABILITY = {
         "refuses_single_sample",
         "step_notes",
         "last_actions",
-        "enable_action_timing",
+        "set_action_timing",
         "pop_metric_state",
         "add_metric_state",
     ),
