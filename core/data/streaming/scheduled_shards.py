@@ -156,11 +156,22 @@ class ScheduledReading:
                     raise DataError(_LENGTH.format(shard, number, length))
                 sample = progress.next()
                 if number == length - 1:
-                    self._read_ahead(shard, progress)
-                    if progress.samples:
-                        raise DataError(_LENGTH.format(shard, f"more than {length}", length))
+                    self._read_end(shard, progress)
                 yield sample
+            if remaining == 0:
+                self._read_end(shard, progress)
             state, since, remaining = None, 0, length
+
+    def _read_end(self, shard: int, progress: ShardProgress) -> None:
+        """Reads past the last sample, so that what a data set does after it is done before the next epoch.
+
+        Raises:
+            DataError: The shard has more samples.
+        """
+        self._read_ahead(shard, progress)
+        if progress.samples:
+            length = self.schedule.lengths[shard]
+            raise DataError(_LENGTH.format(shard, f"more than {length}", length))
 
     def _read_ahead(self, shard: int, progress: ShardProgress) -> None:
         if not progress.samples and not progress.is_last:

@@ -191,6 +191,8 @@ class ShardedSamples:
         self._progress = [ShardProgress(*start) for start in starts]
         for shard, start in enumerate(starts):
             self.readers.begin(shard, start)
+        for shard in set(range(self.shards)).difference(self._turn):
+            self.readers.chunk(shard)  # its end, after which a data set may prepare its next epoch
         return self._samples(self._turn)
 
     def _samples(self, turn: deque[int]) -> Iterator[Any]:

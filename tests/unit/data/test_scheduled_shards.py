@@ -142,6 +142,36 @@ def test_resuming_by_states_with_another_number_of_replicas(
         targets_of(shards_of((40, 8, 30)), 0, 1, start=(step, state))
 
 
+@pytest.mark.parametrize("lengths", [(8,), (8, 3)])
+@pytest.mark.parametrize("are_known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("resets", [True, False], ids=["resets", "goes on"])
+def test_a_shard_resumes_at_its_end(
+    lengths: Sequence[int], are_known: bool, resets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unit.data.torch_shards import CountedEpochs
+
+    monkeypatch.setattr("isotrain.core.data.streaming.shards._STATE_SECONDS", 0.0)
+    samples = lengths if are_known else sum(lengths)
+
+    def loader() -> Loader:
+        data = CountedEpochs(lengths, resets=resets)
+        stream = sample_stream(data, samples=samples, shards=len(lengths))
+        return Loader(
+            stream,
+            replicas=1,
+            local_replicas=[0],
+            state_seconds=0.0,
+            **(PLAIN | {"global_batch_size": 2, "epochs": 3}),
+        )
+
+    batches = [*loader()]
+    targets = [batch.slices[0][0].targets.tolist() for batch in batches]
+    assert max(itertools.chain(*targets)) >= 200
+    for step, batch in enumerate(batches[:-1], 1):
+        resumed = loader().from_step(step, kept(batch.stream_state))
+        assert [each.slices[0][0].targets.tolist() for each in resumed] == targets[step:]
+
+
 @pytest.mark.parametrize(("said", "given"), [((8, 9), "8"), ((8, 7), "more than 7")])
 def test_a_shard_of_another_length_ends_the_run(said: Sequence[int], given: str) -> None:
     with pytest.raises(DataError, match=f"shard 1 of the stream gave {given} samples in an epoch"):

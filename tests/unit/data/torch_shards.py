@@ -1,10 +1,11 @@
-"""A data set of torch in shards."""
+"""Data sets of torch in shards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 from unit.data.reader_programs import COUNTS, Counting
 
@@ -31,3 +32,29 @@ class CountedShards(IterableDataset):
             self.numbers.load_state_dict(self.state)
             self.state = None
         yield from self.numbers
+
+
+class CountedEpochs(IterableDataset):
+    """Samples that are 100 times the epoch plus the position; the epoch is counted after the last one."""
+
+    def __init__(self, lengths: Sequence[int], *, resets: bool) -> None:
+        self.lengths, self.resets = lengths, resets
+        self.epoch = self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.position = state["epoch"], state["position"]
+
+    def __iter__(self) -> Iterator[Any]:
+        length = self.lengths[get_worker_info().id]
+        if not self.resets:
+            self.position %= length
+        while self.position < length:
+            self.position += 1
+            number = 100 * self.epoch + self.position - 1
+            yield np.full(2, number, np.float32), np.array(number)
+        self.epoch += 1
+        if self.resets:
+            self.position = 0
