@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -118,7 +119,12 @@ def find_cuts(model: keras.Model, degree: int, patterns: Sequence[str]) -> list[
         SpecError: There is nothing to cut, or there are fewer units, heads or rows than parts.
     """
     layers = keras_private.layers_of(model)
-    found = [*_dense_pairs(layers), *_attentions(layers), *_embeddings(layers)]
+    borrowed = _borrowed_variables(layers)
+    found = [
+        each
+        for each in (*_dense_pairs(layers), *_attentions(layers), *_embeddings(layers))
+        if borrowed.isdisjoint(id(variable) for variable, _ in each[0].axes)
+    ]
     unused = [p for p in patterns if not any(_matches(cut, [p]) for cut, _ in found)]
     if unused:
         names = ", ".join(cut.layers for cut, _ in found) or "none"
@@ -154,6 +160,17 @@ def require_portable(model: Any) -> keras.Model:
         f"strategy tensor: the model function returned {type(model).__name__!r}, and layers are cut of a"
         " keras.Model only. Use strategy sharded or pipeline."
     )
+
+
+def _borrowed_variables(layers: Sequence[keras.Layer]) -> set[int]:
+    """Ids of the variables that layers hold besides their own layer and the one around it."""
+    holders = Counter(
+        id(variable)
+        for layer in layers
+        for each in (layer, *keras_private.sublayers_of(layer))
+        for variable in keras_private.variables_of(each)
+    )
+    return {variable for variable, count in holders.items() if count > 2}
 
 
 def _matches(cut: Cut, patterns: Sequence[str]) -> bool:
@@ -281,6 +298,11 @@ def _attention(layer: Any, inner: keras_private.AttentionLayers) -> Cut:
         compute = layer.call
 
         def call(query: Any, value: Any, key: Any = None, **options: Any) -> Any:
+            if options.get("return_attention_scores"):
+                raise SpecError(
+                    f"strategy tensor: {layer.name} returns attention scores, and each process has those of"
+                    " its heads. Name the other layers to cut by `layers`."
+                )
             key = value if key is None else key
             inputs = {id(each): each for each in (query, value, key)}
             copies = {number: parts.copy(each) for number, each in inputs.items()}
@@ -292,8 +314,7 @@ def _attention(layer: Any, inner: keras_private.AttentionLayers) -> Cut:
         _replace_call(layer, call)
         multiply = functools.partial(ops.einsum, output.equation)
         _replace_call(output, functools.partial(_summed_product, output, parts, multiply))
-        if inner.dropout is not None:
-            _drop_as_whole(inner.dropout, 1, layer.num_heads, parts)
+        _drop_as_whole(inner.dropout, inner.heads_axis, layer.num_heads, parts)
 
     features = (output.kernel.shape[-1], inner.projections[0].kernel.shape[0])
     return Cut(layer.name, axes, features, None, apply)

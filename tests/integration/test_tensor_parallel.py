@@ -172,6 +172,54 @@ def test_a_layer_needs_a_unit_for_each_part(tmp_path: Path) -> None:
         trained("torch-ddp", 1, tmp_path, model_args={"width": 1}, **CUT)
 
 
+def test_a_name_of_no_layer_to_cut_is_refused_with_those_that_can(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"'nope'.* can: up, down, attention, embedding\."):
+        trained("torch-ddp", 1, tmp_path, **strategy("tensor", layers=["nope"]))
+
+
+def tied() -> Any:
+    """A model whose last layer computes with the weight of its first one."""
+    import keras
+
+    class Scores(keras.layers.Layer):
+        def __init__(self, embedding: Any) -> None:
+            super().__init__()
+            self.embedding = embedding
+
+        def call(self, inputs: Any) -> Any:
+            return keras.ops.matmul(inputs, keras.ops.transpose(self.embedding.embeddings))
+
+    inputs = keras.Input((5,), dtype="int32")
+    embedding = keras.layers.Embedding(11, 8, name="embedding")
+    x = keras.layers.GlobalAveragePooling1D()(embedding(inputs))
+    x = keras.layers.Dense(9, activation="relu", name="up")(x)
+    x = keras.layers.Dense(8, name="down")(x)
+    return keras.Model(inputs, Scores(embedding)(x))
+
+
+@pytest.mark.slow
+def test_a_layer_that_another_one_uses_stays_whole(tmp_path: Path) -> None:
+    expected = trained("torch-ddp", 1, tmp_path, "one", model=tied)
+    assert_equal(trained("torch-ddp", 1, tmp_path, model=tied, **CUT), expected)
+
+
+def with_scores() -> Any:
+    import keras
+
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(11, 8, name="embedding")(inputs)
+    attention = keras.layers.MultiHeadAttention(4, 4, name="attention")
+    x, scores = attention(x, x, return_attention_scores=True)
+    x = keras.layers.GlobalAveragePooling1D()(x) + keras.ops.mean(scores, (1, 2, 3))[:, None]
+    return keras.Model(inputs, keras.layers.Dense(4)(x))
+
+
+@pytest.mark.slow
+def test_attention_scores_of_some_heads_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="attention returns attention scores"):
+        trained("torch-ddp", 1, tmp_path, model=with_scores, **CUT)
+
+
 def test_what_parts_cannot_compute_is_refused() -> None:
     spec = {"model": transformer, "data": tokens, "loss": "mean_squared_error", "epochs": 1}
     spec |= {"optimizer": {"name": "sgd", "lr": 0.1}, "global_batch_size": 8, **CUT}

@@ -42,6 +42,7 @@ from isotrain.adapters.keras.private.layers import (
     standardized_inputs,
     sublayers_of,
     unwatch_trainable,
+    variables_of,
     watch_trainable,
     weights_updated_by,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "layer_of_error",
     "layers_of",
     "mask_of",
+    "variables_of",
     "weights_updated_by",
     "shifted_seeds",
     "nodes_of",

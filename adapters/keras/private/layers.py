@@ -32,6 +32,20 @@ def _probe_layers_of() -> None:
     require(layers[0] is outer and any(each is inner for each in layers), "layers at any depth")
 
 
+def variables_of(layer: keras.Layer) -> list[keras.Variable]:
+    """The trainable variables that a layer itself holds, without those of its sublayers."""
+    return list(layer._trainable_variables)
+
+
+def _probe_variables_of() -> None:
+    inner, outer = keras.layers.Dense(1), keras.layers.Dense(2)
+    inner.build((None, 1))
+    outer.inner, outer.borrowed = inner, inner.kernel
+    outer.build((None, 1))
+    borrowed, *local = variables_of(outer)
+    require(borrowed is inner.kernel and len(local) == 2, "variables that a layer holds")
+
+
 def sublayers_of(layer: keras.Layer) -> list[keras.Layer]:
     """The direct sublayers of a layer."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
@@ -287,22 +301,24 @@ class AttentionLayers(NamedTuple):
     Attributes:
         projections: Projections of query, key and value to heads: kernels `[features, heads, size]`.
         output: Projection of the heads' results: kernel `[heads, size, features]`.
-        dropout: Dropout of the attention scores, shape `[batch, heads, queries, keys]`; None without one.
+        dropout: Dropout of the attention scores.
+        heads_axis: Axis of the heads in the scores, shape `[batch, ..., heads, queries, ..., keys, ...]`.
     """
 
     projections: Sequence[Any]
     output: Any
     dropout: Any
+    heads_axis: int
 
 
 def attention_layers(layer: Any) -> AttentionLayers | None:
     """Inner layers of a built MultiHeadAttention; None for one with layers besides these."""
     projections = [layer._query_dense, layer._key_dense, layer._value_dense]
-    dropout = layer._dropout_layer if layer.dropout else None
-    known = [*projections, layer._output_dense, layer._softmax, dropout]
+    known = [*projections, layer._output_dense, layer._softmax, layer._dropout_layer]
     if any(all(each is not inner for inner in known) for each in sublayers_of(layer)):
         return None
-    return AttentionLayers(projections, layer._output_dense, dropout)
+    heads_axis = -1 - 2 * len(layer._attention_axes)
+    return AttentionLayers(projections, layer._output_dense, layer._dropout_layer, heads_axis)
 
 
 def set_shape(variable: keras.Variable, shape: Iterable[int]) -> None:
@@ -311,7 +327,7 @@ def set_shape(variable: keras.Variable, shape: Iterable[int]) -> None:
 
 
 def _probe_attention_layers() -> None:
-    layer = keras.layers.MultiHeadAttention(2, 3, dropout=0.1)
+    layer = keras.layers.MultiHeadAttention(2, 3)
     layer.build((None, 4, 5), (None, 4, 5))
     inner = attention_layers(layer)
     require(inner is not None, "known inner layers")
@@ -319,6 +335,7 @@ def _probe_attention_layers() -> None:
     require(isinstance(inner.dropout, keras.layers.Dropout), "dropout of scores")
     require([tuple(e.kernel.shape) for e in inner.projections] == [(5, 2, 3)] * 3, "projections")
     require(tuple(inner.output.kernel.shape) == (2, 3, 5), "the output projection")
+    require(inner.heads_axis == -3, "the axis of the heads")
     set_shape(inner.output.kernel, (1, 3, 5))
     require(tuple(inner.output.kernel.shape) == (1, 3, 5), "a shape that is set")
 
@@ -326,6 +343,7 @@ def _probe_attention_layers() -> None:
 PROBES = (
     PrivateApiProbe("Variable._path", _probe_set_path),
     PrivateApiProbe("Layer._flatten_layers", _probe_layers_of),
+    PrivateApiProbe("Layer._trainable_variables", _probe_variables_of),
     PrivateApiProbe("Layer._flatten_layers, not recursive", _probe_sublayers_of),
     PrivateApiProbe("Layer._seed_generators", _probe_draws_random_numbers),
     PrivateApiProbe("Layer._non_trainable_variables", _probe_weights_updated_by),
