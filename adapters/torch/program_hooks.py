@@ -72,7 +72,7 @@ class _Hooks:
         self._compresses = False
 
     def comm_hook(self, model: nn.Module, state: Any, hook: Any) -> None:
-        """Keeps whether gradients are exchanged in 16 bits."""
+        """Keeps whether DistributedDataParallel exchanges gradients in 16 bits."""
         self._compresses |= "16_compress" in getattr(hook, "__qualname__", "")
 
     def note(self, kind: str, **facts: Any) -> None:
@@ -107,7 +107,6 @@ class _Hooks:
             dropout=any(isinstance(layer, _DROPOUT) and layer.p > 0 for layer in layers),
             batch_norm=any(isinstance(layer, _BATCH_NORM) for layer in layers),
             autocast=torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"),
-            compressed=self._compresses,
             wrapper=type(module).__name__,
             random={"torch": zlib.crc32(torch.get_rng_state().numpy())},
         )
@@ -178,6 +177,7 @@ class _Hooks:
         self._facts |= {  # of the innermost step: that of a wrapper sees gradients before the exchange
             "gradient": self._prints(gradients),
             "groups": _groups(optimizer, self._all_named_parameters(optimizer)),
+            "compressed": self._compresses or _compresses(optimizer),
         }
         if is_first:
             self._facts["initial"] = self._prints(named)
@@ -241,6 +241,12 @@ class _Hooks:
         return self._recorder.fingerprints(
             {name: _array(t) for name, t in tensors.items() if not _is_sharded(t)}
         )
+
+
+def _compresses(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer of Horovod exchanges gradients in 16 bits."""
+    compression = getattr(optimizer, "_compression", None)
+    return getattr(compression, "__name__", "") == "FP16Compressor"
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:

@@ -149,8 +149,7 @@ def _differences(
 ) -> list[Difference]:
     """The differences in the first stage of a step that has some, the largest first."""
     one, other = steps[index]
-    passes = [event for step in (one, other) for event in step.first.of_kind("forward")]
-    is_compressed = any(event.get("compressed") for event in passes)
+    is_compressed = one.first.compressed or other.first.compressed
     base = _COARSE if is_compressed else min(map(_base, (one, other)))
     floor = min(_LARGEST, base * 2.0**index)  # rounding grows
 

@@ -34,6 +34,7 @@ class Step:
         untrained: Parameters of the models that are not in the optimizer, at its first step.
         sharded: Parameters of the optimizer that are sharded over processes, which have no fingerprints; at
             its first step.
+        compressed: Whether processes exchange gradients in 16 bits.
     """
 
     events: Sequence[Mapping[str, Any]]
@@ -45,6 +46,7 @@ class Step:
     initial: Tensors = field(default_factory=dict)
     untrained: Sequence[str] = ()
     sharded: Sequence[str] = ()
+    compressed: bool = False
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """The events of a kind."""
@@ -186,6 +188,7 @@ def _steps(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], Step]:
             groups=line["groups"],
             untrained=line.get("untrained", ()),
             sharded=line.get("sharded", ()),
+            compressed=line.get("compressed", False),
             **{
                 kind: _tensors(line.get(kind, {}))
                 for kind in ("gradient", "weight", "optimizer_state", "state", "initial")

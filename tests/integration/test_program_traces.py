@@ -225,7 +225,7 @@ def test_sharded_weights_are_named_and_not_compared(
 
 
 def test_programs_of_horovod_are_traced(tmp_path: Path) -> None:
-    """Summed gradients; ranks are Horovod's."""
+    """Summed gradients are found, also beside an exchange in 16 bits, which is no fault."""
     script = f"""
 import horovod.torch as hvd
 import torch
@@ -236,15 +236,26 @@ optimizer = torch.optim.AdamW(model.parameters())
 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=OPERATION)
 {TRAIN[TRAIN.index("for start") :]}"""
     script = script.replace("rank]", "hvd.rank()]").replace("(world)", "(hvd.size())")
-    for name, operation in (("mean", "hvd.Average"), ("sum", "hvd.Sum")):
+    operations = {
+        "mean": "hvd.Average",
+        "sum": "hvd.Sum",
+        "half": "hvd.Average, compression=hvd.Compression.fp16",
+    }
+    for name, operation in operations.items():
         text = script.replace("OPERATION", operation).replace("FACTOR", "1")
         (tmp_path / "train.py").write_text(text)
         start = (Path(sys.executable).with_name("horovodrun"), "-np", "2", sys.executable)
         made = isotrain("trace", "--output", name, "--", *start, "train.py", folder=tmp_path)
         assert made.returncode == 0, made.stderr
-    found = compare(read_trace(tmp_path / "mean"), read_trace(tmp_path / "sum"))
-    assert found.causes[0].code == "gradients-scaled"
-    assert "gradients are 2 times" in found.causes[0].evidence[0]
+    mean, total, half = (read_trace(tmp_path / name) for name in operations)
+    for reference, factor in ((mean, "2 times"), (half, "1.99")):  # rounding of 16 bits
+        found = compare(reference, total)
+        assert found.causes[0].code == "gradients-scaled"
+        assert f"gradients are {factor}" in found.causes[0].evidence[0]
+    first, other = (trace.steps[0].first.gradient["0.weight"] for trace in (mean, half))
+    assert tensor_sketch.difference(first, other) > 1e-4, "more than rounding of float32"
+    for one, two in itertools.permutations((mean, half)):
+        assert compare(one, two).agree
 
 
 def test_the_page_lists_every_program() -> None:
