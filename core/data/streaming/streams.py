@@ -363,7 +363,8 @@ def _function_batches(function: Callable[[], Any]) -> Iterable[Any]:
 
 def _keras_batches(dataset: Any) -> Iterator[Any]:
     """The batches of a Keras `PyDataset`, in its order, made by as many threads as it has workers."""
-    positions = range(len(dataset)) if hasattr(dataset, "__len__") else itertools.count()
+    count = dataset.num_batches
+    positions = itertools.count() if count is None else range(count)
     if hasattr(dataset, "on_epoch_begin"):
         dataset.on_epoch_begin()
     workers = getattr(dataset, "workers", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -176,7 +177,8 @@ class PyDataset:
         self.rows = np.arange(20)
         self.random = np.random.default_rng(4)
 
-    def __len__(self) -> int:
+    @property
+    def num_batches(self) -> int | None:
         return 5
 
     def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
@@ -214,6 +216,16 @@ def test_the_workers_of_a_py_dataset_are_threads_that_keep_its_order() -> None:
     ]
     with pytest.raises(RuntimeError, match="a broken batch"):
         given_by(as_source(Threaded(failing=4)))
+
+
+@pytest.mark.parametrize("count", [3, None])
+def test_a_py_dataset_ends_after_its_number_of_batches(count: int | None) -> None:
+    class Counted(PyDataset):
+        num_batches = count
+
+    read = as_reader(Counted())
+    assert read is not None
+    assert len([*itertools.islice(read(), 9)]) == (count or 9)
 
 
 class Drawn(WeightedRandomSampler):
