@@ -16,7 +16,7 @@ import isotrain
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.errors import IsotrainError
 from isotrain.core.session.weights import weight_readers
-from isotrain.core.session.weights.state_conversion import StateConverter
+from isotrain.core.session.weights.state_conversion import LOST_OPTIMIZER_STATE, StateConverter
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.consecutive_sessions import launched_in_turn
 
@@ -203,3 +203,28 @@ def in_one_order(found: dict[str, Any]) -> list[Any]:
     """The matrix of torch's form, and then the vector."""
     values = sorted(found["weights"].values(), key=np.ndim, reverse=True)
     return [value.T if value.shape == START.shape else value for value in values]
+
+
+def zero_at_stop(step: int) -> float:
+    return float(step != STOP)
+
+
+@pytest.mark.parametrize(("name", "is_lost"), [("momentum", True), ("adam", False)])
+def test_momentum_at_a_rate_of_zero_is_told_as_lost(
+    tmp_path: Path, name: str, is_lost: bool
+) -> None:
+    """Keras' momentum is in units of the rate, also that of a group; Adam's moments are not."""
+    group = {"weights": "bias", "schedule": zero_at_stop}
+    optimizer = {**OPTIMIZERS[name], "groups": [group]}
+    before = spec(optimizer=optimizer, steps=STOP, checkpoint={"map": NAMES, "every_steps": STOP})
+    isotrain.run(before, backend="torch-ddp", output=tmp_path / "run", quiet=True)
+    events: list[Any] = []
+    isotrain.run(
+        before | {"steps": STEPS},
+        backend="tf-mirrored",
+        output=tmp_path / "rest",
+        resume=tmp_path / "run",
+        on_event=events.append,
+    )
+    (resumed,) = (event for event in events if event["event"] == "resumed")
+    assert (LOST_OPTIMIZER_STATE in resumed["lost"]) is is_lost

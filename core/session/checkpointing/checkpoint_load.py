@@ -42,8 +42,8 @@ def load(
     Args:
         saved: The checkpoint.
         context: Context of the session whose state is set.
-        rate: Returns the learning rate of the next step; needed to convert optimizer state of another
-            framework.
+        rates: Returns the learning rates of the next step, by index of the optimizer group with a schedule,
+            and under None that of the run; needed to convert optimizer state of another framework.
 
     Returns:
         Descriptions of the state in the checkpoint that could not be loaded.

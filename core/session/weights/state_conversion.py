@@ -126,9 +126,10 @@ class StateConverter:
             The sources; None where the saved optimizer state cannot be converted.
         """
         old, new = self._source_format, self._target_format
-        if not rates[None] or not (
-            old.has_optimizer_state(self._slots) and new.has_optimizer_state(self._slots)
-        ):
+        formats = old, new
+        if not all(each.has_optimizer_state(self._slots) for each in formats):
+            return None
+        if not all(rates.values()) and any(each.scales_by_rate(self._slots) for each in formats):
             return None
         existing = group.describe_state(("optimizer",)).keys()
         trainable = {name: sources[name].weight for name in group.describe_state(("trainable",))}

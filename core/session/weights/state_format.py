@@ -70,6 +70,12 @@ class StateFormat:
             state_names.slot(self.optimizer, "", slot) for slot in slots
         )
 
+    def scales_by_rate(self, slots: Collection[str]) -> bool:
+        """Whether one of these slots, whose names are known, is in units of the learning rate."""
+        assert self.optimizer_state_names is not None
+        factor = self.optimizer_state_names.rate_factor
+        return any(factor(self.optimizer, slot) is not None for slot in slots)
+
     def resolve_names(
         self, weights: Sequence[str], slots: Collection[str], existing: Collection[str]
     ) -> dict[str, dict[str, str]] | None:
@@ -125,7 +131,9 @@ class StateFormat:
         assert self.optimizer_state_names is not None
         state = {}
         for slot in common.keys() - {STEPS}:
-            factor = self._factor(slot, rate) or 1.0  # with rate 0, the common momentum is 0 too
+            factor = (
+                self._factor(slot, rate) or 1.0
+            )  # with lr_factor 0, the common momentum is 0 too
             state[names[slot]] = self.names.to_model(weight, common[slot]) / factor
         steps = self.optimizer_state_names.steps(self.optimizer, weight)
         if steps is not None and STEPS in common:
