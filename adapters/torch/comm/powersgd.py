@@ -27,7 +27,6 @@ class PowerSGD:
             rank: Rank of the matrix approximation.
             start: Uncompressed steps before compression begins.
         """
-        self.hook = powerSGD_hook.powerSGD_hook
         self.state = powerSGD_hook.PowerSGDState(
             None,
             matrix_approximation_rank=rank,
@@ -35,6 +34,18 @@ class PowerSGD:
             min_compression_rate=1,  # compress whatever becomes smaller
             random_seed=_SEED,
         )
+
+    @staticmethod
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        """DDP communication hook: compresses one bucket, and returns a future of its tensor. Collective.
+
+        torch's own hook starts two of its three all-reduces in callbacks, which run in threads. It is waited
+        for, so that each rank starts all of them in one order: Gloo matches collectives by their order.
+        """
+        future = powerSGD_hook.powerSGD_hook(state, bucket)
+        if state.iter >= state.start_powerSGD_iter:
+            future.wait()
+        return future
 
     def read(self) -> dict[str, torch.Tensor]:
         """State by name: `steps`, an int64 scalar, and `KIND/BUCKET`, the tensors of each bucket."""
