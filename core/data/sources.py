@@ -162,13 +162,13 @@ def sample_stream(
     Raises:
         DataError: It can be read only once, has its samples by position, or cannot be told a shard.
     """
-    readable = as_readable(dataset)  # before its length is read
+    readable = as_readable(dataset)
     count: int | None
     if isinstance(samples, Iterable):
         lengths = [int(each) for each in samples]
         count, shards = sum(lengths), shards or len(lengths)
     else:
-        lengths, count = None, declared_length(dataset) if samples is None else samples
+        lengths, count = None, declared_length(readable) if samples is None else samples
     if shards is not None:
         sharded = ShardedSamples(dataset, shards, lengths)
         collator = Collator(collate, inputs, targets)

@@ -107,7 +107,7 @@ def test_litdata_takes_no_shard_of_a_process(case: str, tmp_path: Path) -> None:
     pytest.importorskip("litdata")
     dataset = third_party_streams.litdata_dataset(str(tmp_path / "read"))
     environment = type(dataset.distributed_env)
-    dataset.distributed_env = environment(world_size=2, global_rank=1, num_nodes=1)
+    dataset.distributed_env = shard = environment(world_size=2, global_rank=1, num_nodes=1)
     if case == "litdata":
         source: Any = isotrain.sources.sample_stream(dataset, "x", "y")
         rows = sum(len(batch[1]) for batch in source.epoch(0, batch_size=4))
@@ -115,3 +115,4 @@ def test_litdata_takes_no_shard_of_a_process(case: str, tmp_path: Path) -> None:
         source = isotrain.sources.MapStyle(dataset, inputs="x", targets="y")
         rows = len(source.gather(np.arange(len(source)))[1])
     assert rows == len(source) == third_party_streams.SAMPLES
+    assert dataset.distributed_env is shard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -57,6 +58,9 @@ class _CountedStream:
         self._dataset = dataset
         self._before = self._read = 0
 
+    def __len__(self) -> int:
+        return len(self._dataset)
+
     def __iter__(self) -> Iterator[Any]:
         """Starts the next epoch, or goes on with that of a loaded state."""
         before, self._before = self._before, 0
@@ -81,8 +85,7 @@ class LitDataStream(_CountedStream):
     """Reading of a `StreamingDataset` of LitData, with its state."""
 
     def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset)
-        _take_no_shard(dataset)
+        super().__init__(_without_shard(dataset))
 
     def state_dict(self) -> Any:
         """State after the samples so far."""
@@ -94,10 +97,12 @@ class LitDataStream(_CountedStream):
         self._before = state["num_samples_yielded"]
 
 
-def _take_no_shard(dataset: Any) -> None:
-    """Makes a data set of LitData have the samples of all processes, of which it would take a shard."""
-    environment = dataset.distributed_env
-    dataset.distributed_env = type(environment)(world_size=1, global_rank=0, num_nodes=1)
+def _without_shard(dataset: Any) -> Any:
+    """A copy of a data set of LitData that has the samples of all processes, instead of a shard of them."""
+    unsharded = copy.copy(dataset)
+    environment = type(dataset.distributed_env)
+    unsharded.distributed_env = environment(world_size=1, global_rank=0, num_nodes=1)
+    return unsharded
 
 
 _ADAPTERS: Mapping[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
@@ -118,7 +123,7 @@ def length_by_position(dataset: Any) -> int:
     """Number of samples by position; libraries that shard themselves have another length on each process."""
     adapter = adapter_of(dataset)
     if adapter is LitDataStream:
-        _take_no_shard(dataset)
+        dataset = _without_shard(dataset)
     return int(dataset.size) if adapter is MosaicStream else len(dataset)
 
 
