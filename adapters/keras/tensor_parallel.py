@@ -226,6 +226,8 @@ def _row_layer(
             return dropouts, None
         if _is_dense(layer):
             return dropouts, layer
+        if getattr(layer, "activity_regularizer", None):  # it would see the units of a part
+            return dropouts, None
         if type(layer) is keras.layers.Dropout and layer.noise_shape is None:
             dropouts.append(layer)
         elif type(layer) not in _ELEMENTWISE_LAYERS and not (
@@ -239,12 +241,14 @@ def _is_dense(layer: Any) -> bool:
 
 
 def _is_plain(layer: keras.Layer) -> bool:
-    """Whether no weight has a constraint or regularizer, nor the layer a low-rank or quantized form."""
+    """Whether no weight has a constraint or regularizer, nor any layer a low-rank or quantized form."""
     special = ("activity_regularizer", "quantization_mode", "lora_rank")
     return (
         layer.built
         and bool(layer.trainable_variables)
-        and not any(getattr(layer, name, None) for name in special)
+        and not any(
+            getattr(each, name, None) for each in keras_private.layers_of(layer) for name in special
+        )
         and not any(
             getattr(each, name, None)
             for each in layer.trainable_variables
@@ -332,9 +336,13 @@ def _embedding(layer: Any) -> Cut:
         start, rows = part_bounds(layer.input_dim, parts)
 
         def call(inputs: Any) -> Any:
-            indices = ops.cast(inputs, "int32") - start
-            is_local = ops.logical_and(indices >= 0, indices < rows)
-            vectors = ops.take(layer.embeddings, ops.where(is_local, indices, 0), axis=0)
+            indices = ops.cast(inputs, "int64")
+            indices = ops.where(indices < 0, indices + layer.input_dim, indices)
+            is_local = ops.logical_and(indices >= start, indices < start + rows)
+            is_valid = ops.logical_and(indices >= 0, indices < layer.input_dim)
+            others = ops.where(is_valid, 0, layer.input_dim)  # an index that the framework refuses
+            rows_to_take = ops.where(is_local, indices - start, others)
+            vectors = ops.take(layer.embeddings, rows_to_take, axis=0)
             vectors = ops.where(ops.expand_dims(is_local, -1), vectors, 0)
             return ops.cast(parts.sum(vectors), layer.compute_dtype)
 

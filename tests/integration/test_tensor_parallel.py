@@ -203,6 +203,40 @@ def test_a_layer_that_another_one_uses_stays_whole(tmp_path: Path) -> None:
     assert_equal(trained("torch-ddp", 1, tmp_path, model=tied, **CUT), expected)
 
 
+def with_callers_besides() -> Any:
+    """A model two of whose pairs of Dense layers stay whole: of another caller, and of a regularizer."""
+    import keras
+
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.Embedding(11, 8, name="embedding")(inputs)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    hidden = keras.layers.Dense(6, activation="relu")
+    pair = keras.Sequential([keras.Input((8,)), hidden, keras.layers.Dense(8)])
+    x = pair(x) + keras.ops.mean(hidden(x), -1, keepdims=True)
+    regularized = keras.layers.Activation("tanh", activity_regularizer=keras.regularizers.L2(0.25))
+    return keras.Model(inputs, keras.layers.Dense(4)(regularized(keras.layers.Dense(6)(x))))
+
+
+def ids_from_the_end() -> tuple[np.ndarray, np.ndarray]:
+    return tokens()[0] - 11, tokens()[1]
+
+
+def test_layers_that_others_see_stay_whole_and_ids_count_from_the_end(tmp_path: Path) -> None:
+    fields = {"model": with_callers_besides, "data": ids_from_the_end}
+    expected = trained("torch-ddp", 1, tmp_path, "one", **fields)
+    assert_equal(trained("torch-ddp", 1, tmp_path, **fields, **CUT), expected)
+
+
+def ids_past_the_end() -> tuple[np.ndarray, np.ndarray]:
+    return tokens()[0] + 1, tokens()[1]
+
+
+@pytest.mark.slow
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="index out of range"):
+        trained("torch-ddp", 1, tmp_path, data=ids_past_the_end, **CUT)
+
+
 def with_scores() -> Any:
     import keras
 
