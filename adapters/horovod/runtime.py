@@ -157,10 +157,10 @@ class ProcessSets:
 def _subgroups(mesh: DeviceMesh) -> Iterator[Sequence[int]]:
     """Subgroups in which a run communicates.
 
-    They are replicas with equal shards, or processes of a stage; replicas that share one copy of the state;
-    processes of a replica; and neighbouring stages.
+    They are replicas with equal shards, or processes of a stage or part; replicas that share one copy of the
+    state; processes of a replica; and neighbouring stages.
     """
-    for axis in (DATA, SHARD, STAGE):
+    for axis in (DATA, SHARD, mesh.replica_axis):
         yield from mesh.groups(axis)
     for stages in mesh.groups(STAGE):
         yield from ((stages[number - 1], stages[number]) for number in range(len(stages)))

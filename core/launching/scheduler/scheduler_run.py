@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.events import (
     RESULT,
     CommandFailed,
@@ -202,10 +201,10 @@ def rank_command(
 
 
 def _fewest_processes(spec: TrainingSpec, plan: Plan) -> int | None:
-    """Number of processes of `min_replicas` replicas, with one process per stage; None without a minimum."""
+    """Number of processes of `min_replicas` replicas, with all stages or parts; None without a minimum."""
     if spec.min_replicas is None:
         return None
-    removable = (plan.replicas - spec.min_replicas) * plan.device_mesh.size(STAGE)
+    removable = (plan.replicas - spec.min_replicas) * plan.device_mesh.positions_per_replica
     return max(1, len(plan.processes) - removable)
 
 

@@ -73,11 +73,10 @@ def test_variables_of_a_single_process_are_not_passed_to_ranks(
         assert found.get("ISOTRAIN_ENVIRONMENT") == expected
 
 
-def test_the_fewest_processes_are_the_stages_of_the_fewest_replicas(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("axis", ["stage", "tensor"])
+def test_the_fewest_processes_are_those_of_the_fewest_replicas(tmp_path: Path, axis: str) -> None:
     plan: Any = SimpleNamespace(**{**PLAN, "processes": range(16)})
-    plan.replicas, plan.device_mesh = 4, DeviceMesh({"data": 4, "stage": 4})
+    plan.replicas, plan.device_mesh = 4, DeviceMesh({"data": 4, axis: 4})
     asked = {"min_replicas": 2, "checkpoint": {"every_steps": 1}}
     command = rank_command(spec(**asked), plan, PluginChoice(), tmp_path, None)
     assert command.fewest_processes == 8
