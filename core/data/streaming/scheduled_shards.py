@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isotrain.core.data.streaming.rebatch import fingerprint
-from isotrain.core.data.streaming.shards import READ_AGAIN, ShardedSamples, ShardProgress
+from isotrain.core.data.streaming.shards import (
+    MOST_CHUNK,
+    READ_AGAIN,
+    ShardedSamples,
+    ShardProgress,
+)
 from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.errors import DataError
@@ -128,10 +133,16 @@ class ScheduledReading:
         if shard not in self._samples:
             self._positions[shard] = self._saved.get(shard, (None, 0, 0))[2]
             self._samples[shard] = self._samples_of(shard)
+        for position in range(self._positions[shard], start, MOST_CHUNK):
+            self._read(shard, min(position + MOST_CHUNK, start), count)
+        return self._read(shard, stop, count)
+
+    def _read(self, shard: int, stop: int, count: ReadCount) -> list[Any]:
+        """The next samples of a shard, up to a position."""
         samples = list(islice(self._samples[shard], stop - self._positions[shard]))
         self._positions[shard] = stop
         count.add_samples(samples)
-        return samples[len(samples) - (stop - start) :]
+        return samples
 
     def state(self, samples: int) -> StreamState:
         """The states and positions of the shards that have begun, where so many samples were read of all."""

@@ -22,7 +22,8 @@ from isotrain.core.data.streaming.sample_streams import (
 from isotrain.core.data.streaming.stream_state import opened
 from isotrain.core.errors import DataError
 
-_MOST_CHUNK = 16
+MOST_CHUNK = 16
+"""Most samples that are read of a shard at once."""
 _CHUNK_SAMPLES = 512
 """Most samples in a process's chunks, one of each shard together, if it has no more shards than that."""
 _STATE_SECONDS = 1.0
@@ -180,7 +181,7 @@ class ShardedSamples:
 
     def reader(self, shard: int, processes: int = 1) -> ShardReader:
         """A reader of one shard, where so many processes read all; chunks are smaller with many shards."""
-        chunk_size = min(_MOST_CHUNK, max(1, _CHUNK_SAMPLES * processes // self.shards))
+        chunk_size = min(MOST_CHUNK, max(1, _CHUNK_SAMPLES * processes // self.shards))
         return ShardReader(self._make_shard(shard), chunk_size)
 
     def __iter__(self) -> Iterator[Any]:
