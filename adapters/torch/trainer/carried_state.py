@@ -24,6 +24,8 @@ _ARRAY, _GENERATOR = "array", "generator"
 """With the names of numbers: ends of the names of values that are no tensors, after a colon."""
 _RANDOM = (random.Random, np.random.Generator, np.random.RandomState)
 _CONTAINERS = (tuple, list, deque, dict, set)
+_MOST_ARRAY_BYTES = 2**24
+"""Bytes above which a NumPy array is taken for a constant: arrays are copied at each savepoint."""
 _LONG = "gG"
 """Characters of NumPy's long floating-point types, which torch does not have."""
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -121,6 +123,9 @@ class Carry:
         restored: Any = value.to(self._device)
         if kind == _ARRAY:
             array = value.cpu().numpy().copy()
+            if _is_array_like(present, array):
+                present[...] = array  # other attributes may be views of it
+                return
             restored = array[()] if isinstance(present, np.generic) else array
         elif kind is not None:
             restored = _NUMBERS[kind](value.item())
@@ -185,7 +190,8 @@ class Carry:
 
 def _is_carried(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "biufc" and value.dtype.char not in _LONG
+        is_small = value.nbytes <= _MOST_ARRAY_BYTES and not isinstance(value, np.memmap)
+        return is_small and value.dtype.kind in "biufc" and value.dtype.char not in _LONG
     is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
     return is_tensor or type(value) in _NUMBERS.values() or isinstance(value, _RANDOM)
 
@@ -229,6 +235,12 @@ def _is_like(present: Any, value: torch.Tensor) -> bool:
     """Whether a present value is a tensor of the shape and dtype of another one."""
     is_tensor = isinstance(present, torch.Tensor)
     return is_tensor and present.shape == value.shape and present.dtype == value.dtype
+
+
+def _is_array_like(present: Any, array: np.ndarray) -> bool:
+    """Whether a present value is a writable array of the shape and dtype of another one."""
+    is_writable = isinstance(present, np.ndarray) and present.flags.writeable
+    return is_writable and present.shape == array.shape and present.dtype == array.dtype
 
 
 def _equal_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:

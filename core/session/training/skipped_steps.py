@@ -19,7 +19,7 @@ _MOST_IN_A_ROW = 10
 class StepSkipper:
     """Updates that change nothing, on all replicas alike, where loss or gradients are not finite.
 
-    Random streams go on after such an update.
+    Random streams of the framework go on after such an update; generators in attributes draw again.
     """
 
     def __init__(
