@@ -192,6 +192,19 @@ def test_tensorflow_has_the_same_bits_for_three_replicas() -> None:
 
 
 @pytest.mark.slow
+def test_a_run_on_tensorflow_has_the_same_bits_for_three_replicas(tmp_path: Path) -> None:
+    """Replicas of one process with 3, 3 and 2 parts, which also try the metrics before the first step."""
+    fields = CASES["dropout"] | {"epochs": 1}
+    options: dict[str, Any] = {"backend": "tf-mirrored", "on_event": lambda event: None}
+    one, three = (
+        isotrain.run(fields, replicas=replicas, output=tmp_path / str(replicas), **options)
+        for replicas in (1, 3)
+    )
+    assert not differing(one.weights, three.weights)
+    assert one.history == three.history
+
+
+@pytest.mark.slow
 @pytest.mark.features
 def test_a_killed_run_goes_on_with_another_number_of_replicas_on_tensorflow(tmp_path: Path) -> None:
     policy = {"every_steps": 2, "background": False}

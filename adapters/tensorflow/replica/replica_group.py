@@ -29,6 +29,7 @@ from isotrain.adapters.tensorflow.replica.tracing import (
     TracedFunctions,
     TracedMetrics,
     Weights,
+    padded,
     row,
 )
 from isotrain.adapters.tensorflow.trainer import export
@@ -342,15 +343,16 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             self._traced.on_replicas(replica)
 
     def part_sums(self, batch: Batch) -> Iterator[list[list[tf.Tensor]]]:
-        padded = _padded(batch, -(-(self._spec.parts or 1) // self.replicas))
+        slices = max(map(len, batch.slices))
+        batch = padded(batch, -(-(self._spec.parts or 1) // self.replicas))
         if self._has_denominators is None:
-            self._has_denominators = bool(self.step_notes(padded))
+            self._has_denominators = bool(self.step_notes(batch))
         totals = tf.ones(1, tf.float64)
         if self._has_denominators:
-            totals = self._on_batch("denominators", self._trace_denominators, padded)[0]
-        for index in range(max(map(len, batch.slices))):
+            totals = self._on_batch("denominators", self._trace_denominators, batch)[0]
+        for index in range(slices):
             moves = tf.constant(index == 0)
-            yield self._on_batch("part", self._trace_part, _part(padded, index), totals, moves)
+            yield self._on_batch("part", self._trace_part, _part(batch, index), totals, moves)
 
     def _trace_denominators(
         self, has_placeholders: bool, micro_batches: MicroBatches, weights: tf.Tensor
@@ -383,10 +385,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[tf.Tensor]]]:
         self._trainer.metrics.ensure_built()
-        rows = max(map(len, batch.slices))
-        padded = _padded(batch, rows)
-        for index in range(rows):
-            yield self._traced.on_counts(self._trace_evaluation_part, _part(padded, index))
+        batch = padded(batch)
+        for index in range(len(batch.slices[0])):
+            yield self._traced.on_counts(self._trace_evaluation_part, _part(batch, index))
 
     def _trace_evaluation_part(
         self, has_placeholders: bool, micro_batches: MicroBatches, counts: tf.Tensor
@@ -700,15 +701,6 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         if self._late_metric_state:
             self._write_late_metric_state(batch)
         return self._traced.on_batch(name, trace, batch, *tensors)
-
-
-def _padded(batch: Batch, rows: int) -> Batch:
-    """The batch with as many slices for each local replica, of which those added have no weight."""
-    slices = (
-        (*each, *[replace(each[-1], count=0, weight=0.0)] * (rows - len(each)))
-        for each in batch.slices
-    )
-    return replace(batch, slices=tuple(slices))
 
 
 def _part(batch: Batch, index: int) -> Batch:

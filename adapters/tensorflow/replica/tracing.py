@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,6 +94,7 @@ class TracedFunctions:
         a flat list of tensors: nested arguments cost 100 microseconds more in each call. Batches of varying
         widths are traced for axes of any length once a second width comes.
         """
+        batch = padded(batch)
         values, varies = self._values(batch, "train"), batch.varying_widths
         if batch.even and len(batch.slices[0]) == 1:
             key = (name, varies, _structure(batch), *batch.values)
@@ -110,6 +112,7 @@ class TracedFunctions:
 
     def on_counts(self, trace: Callable[..., Any], batch: Batch) -> Any:
         """Calls the traced form of `trace(has_placeholders, micro_batches, counts)` on a batch."""
+        batch = padded(batch)
         counts = tuple(
             [tuple([micro_batch.count for micro_batch in slices]) for slices in batch.slices]
         )
@@ -139,6 +142,7 @@ class TracedFunctions:
         self, trace: Callable[[bool, MicroBatches, Weights], None], batch: Batch
     ) -> None:
         """Traces `trace(has_placeholders, micro_batches, weights)` for such batches; computes nothing."""
+        batch = padded(batch)
         flat = self._flat(trace, False, batch, has_weights=False)
         tensors = [*_leaves(batch), *self._values(batch, "train")]
         tf.function(flat, autograph=False).get_concrete_function(*tensors)
@@ -227,6 +231,18 @@ class TracedFunctions:
                 self._tensors.clear()
             tensor = self._tensors[values] = tf.constant(values, tf.float64)
         return tensor
+
+
+def padded(batch: Batch, slices: int = 0) -> Batch:
+    """The batch with equally many slices per local replica, at least `slices`; added ones have no weight."""
+    slices = max(slices, *map(len, batch.slices))
+    if all(len(each) == slices for each in batch.slices):
+        return batch
+    rows = (
+        (*each, *[replace(each[-1], count=0, weight=0.0)] * (slices - len(each)))
+        for each in batch.slices
+    )
+    return replace(batch, slices=tuple(rows))
 
 
 def _leaves(batch: Batch) -> list[tf.Tensor]:
