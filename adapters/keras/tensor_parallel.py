@@ -49,6 +49,11 @@ _ELEMENTWISE = frozenset(
 )
 """Names of Keras' activations that compute each element by itself."""
 _ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
+_RULES = (
+    "These can be cut: two Dense layers, each called once, with nothing but elementwise activations and"
+    " Dropout between them in the graph of a model, MultiHeadAttention, and Embedding; trainable, held by one"
+    " layer or model, without regularizers and constraints."
+)
 
 
 class Parts(Protocol):
@@ -125,20 +130,17 @@ def find_cuts(model: keras.Model, degree: int, patterns: Sequence[str]) -> list[
         for each in (*_dense_pairs(layers), *_attentions(layers), *_embeddings(layers))
         if borrowed.isdisjoint(id(variable) for variable, _ in each[0].axes)
     ]
-    unused = [p for p in patterns if not any(_matches(cut, [p]) for cut, _ in found)]
-    if unused:
-        names = ", ".join(cut.layers for cut, _ in found) or "none"
-        raise SpecError(
-            f"strategy tensor: layers: {', '.join(map(repr, unused))}: no such layer can be cut. Layers that"
-            f" can: {names}."
-        )
+    names = ", ".join(cut.layers for cut, _ in found) or "none"
+    for pattern in patterns:
+        if not any(_matches(cut, [pattern]) for cut, _ in found):
+            is_a_layer = any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers)
+            reason = f"stays whole. {_RULES}" if is_a_layer else "no layer has such a name."
+            raise SpecError(
+                f"strategy tensor: layers: {pattern!r}: {reason} Layers that can be cut here: {names}."
+            )
     chosen = [each for each in found if not patterns or _matches(each[0], patterns)]
     if not chosen:
-        raise SpecError(
-            "strategy tensor: no layer of the model can be cut. These can: two Dense layers with nothing but"
-            " elementwise activations and Dropout between them in the graph of a model, MultiHeadAttention,"
-            " and Embedding, without regularizers and constraints."
-        )
+        raise SpecError(f"strategy tensor: no layer of the model can be cut. {_RULES}")
     for cut, (count, what) in chosen:
         if count < degree:
             raise SpecError(

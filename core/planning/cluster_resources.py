@@ -176,8 +176,9 @@ def replicas_for(
             break
     else:
         raise PlanError(
-            f"strategy {strategy.name!r}: {started}, which no number of replicas takes. Start another number"
-            " of processes."
+            f"strategy {strategy.name!r}: {started}, which no number of replicas takes: one takes"
+            f" {len(parallel_layout.processes(adapter, 1))}. Start another number of processes (a plan's"
+            " --hosts and --gpus-per-host), or change the strategy's options."
         )
     if requested is not None and requested != replicas:
         way_out = "start the processes for them" if are_started else "change the launcher's options"

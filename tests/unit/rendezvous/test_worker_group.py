@@ -50,9 +50,11 @@ def test_cores_are_divided_among_the_processes_of_a_host() -> None:
     assert LocalRankAssignment(lambda told: LOCAL)(free)["cores"] == 4
 
 
-def replicas(backend: str, strategy: str, processes: int, asked: int | None = None) -> int:
+def replicas(
+    backend: str, strategy: str, processes: int, asked: int | None = None, **options: Any
+) -> int:
     host = plugin_manager()
-    chosen = host.backend(backend), host.strategy(strategy, {})
+    chosen = host.backend(backend), host.strategy(strategy, options)
     return replicas_for("slurm", processes, *chosen, asked)
 
 
@@ -61,5 +63,9 @@ def test_replicas_follow_from_the_processes() -> None:
     assert replicas("torch-ddp", "parameter-server", 4) == 3  # and a coordinator
     with pytest.raises(PlanError, match="3 were requested, and slurm has started 4"):
         replicas("torch-ddp", "data-parallel", 4, 3)
+    with pytest.raises(
+        PlanError, match="8 processes, which no number of replicas takes: one takes 3"
+    ):
+        replicas("torch-ddp", "tensor", 8, degree=3)
     with pytest.raises(UnsupportedError, match="backend 'tf-mirrored' does not join them"):
         replicas("tf-mirrored", "data-parallel", 2)
