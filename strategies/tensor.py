@@ -33,6 +33,11 @@ from isotrain.plugin import (
 from isotrain.strategies import option_checks
 from isotrain.strategies.replica_processes import SharedReplicaLayout
 
+_OBJECTIVE_NOTE = (
+    "tensor: weights and inner activations of layers that are cut are those of one part: an objective may"
+    " call the model, and must not read them. Leave the layers that it reads out of `layers`."
+)
+
 
 class TensorLayout(SharedReplicaLayout):
     """`degree` processes per replica, each with a part of the layers that are cut and all other weights."""
@@ -82,7 +87,7 @@ class TensorParallel(Strategy):
         self.parallel_layout = TensorLayout(degree, option_checks.names(layers))
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses what parts of layers cannot support.
+        """Refuses what parts of layers cannot support, and notes what an objective sees of them.
 
         Raises:
             UnsupportedError: The spec has such a field, precision or optimizer.
@@ -99,7 +104,8 @@ class TensorParallel(Strategy):
                 f"strategy {self.name}: recompute: a layer that is computed again would communicate again."
                 " Leave it out."
             )
-        return []
+        objectives = [spec.objective, *(each.objective for each in (spec.updates or {}).values())]
+        return [_OBJECTIVE_NOTE] if any(objectives) else []
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Runs one synchronous step on the global batch; returns the mean loss, a scalar."""

@@ -172,9 +172,16 @@ def test_a_layer_needs_a_unit_for_each_part(tmp_path: Path) -> None:
         trained("torch-ddp", 1, tmp_path, model_args={"width": 1}, **CUT)
 
 
-def test_a_name_of_no_layer_to_cut_is_refused_with_those_that_can(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match=r"'nope'.* can: up, down, attention, embedding\."):
-        trained("torch-ddp", 1, tmp_path, **strategy("tensor", layers=["nope"]))
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("nope", "no layer has such a name"), ("classes", "stays whole. These can be cut: two Dense")],
+)
+def test_a_name_of_no_layer_to_cut_is_refused_with_those_that_can(
+    tmp_path: Path, name: str, reason: str
+) -> None:
+    names = r"can be cut here: up, down, attention, embedding\."
+    with pytest.raises(RunFailedError, match=f"'{name}': {reason}.* {names}"):
+        trained("torch-ddp", 1, tmp_path, **strategy("tensor", layers=[name]))
 
 
 def tied() -> Any:
@@ -264,6 +271,19 @@ def test_what_parts_cannot_compute_is_refused() -> None:
     ):
         with pytest.raises(UnsupportedError, match=reason):
             isotrain.plan({**spec, **fields}, backend="torch-ddp", replicas=1)
+
+
+def squared_mean(model: Any, batch: Any) -> Any:
+    import keras
+
+    return keras.ops.square(keras.ops.mean(model(batch[0], training=True), -1))
+
+
+def test_the_plan_says_what_an_objective_sees_of_layers_that_are_cut() -> None:
+    spec = {key: value for key, value in SPEC.items() if key != "loss"}
+    for fields, count in (({"objective": squared_mean}, 1), ({"loss": "mean_squared_error"}, 0)):
+        plan = isotrain.plan({**spec, **fields, **CUT}, backend="torch-ddp", replicas=1)
+        assert sum("an objective may call the model" in note for note in plan.notes) == count
 
 
 def token_stream() -> Any:
