@@ -121,6 +121,10 @@ PUBLIC_ALL_THE_SAME = {
     "_empty",  # of inspect
 }
 PRIVATE_ALL_THE_SAME = {
+    "adapters/torch/program_hooks.py": {
+        "_compression",
+        "_fsdp_flattened",
+    },  # nothing public tells how Horovod compresses, and that FSDP1 has a parameter
     "benchmarks/peers/programs/torch_ddp.py": {"_foreach_lerp_"},  # as people write fast averages
     "core/data/streaming/sample_streams.py": {"_ex_iterable"},  # what tells of a shuffle buffer
     "core/system/process.py": {"_run_exitfuncs"},  # of atexit: without it no run would end
