@@ -181,12 +181,12 @@ def seeded_initial_weights(seed: int) -> Iterator[None]:
 
 
 def _drawn_by_numpy(draw: Callable[..., np.ndarray], original: Callable[..., Any]) -> Any:
-    """Keras random function that draws arrays of a shape by NumPy's PCG64 where the seed is a number."""
+    """Keras random function that draws by NumPy's PCG64 where the seed is a number and the shape is known."""
 
     def function(
         shape: Sequence[int], *args: Any, dtype: Any = None, seed: Any = None, **options: Any
     ) -> Any:
-        if not isinstance(seed, int):
+        if not isinstance(seed, int) or any(map(keras.ops.is_tensor, keras.tree.flatten(shape))):
             return original(shape, *args, dtype=dtype, seed=seed, **options)
         generator = np.random.Generator(np.random.PCG64(seed & 0xFFFFFFFF))
         values = draw(generator, tuple(shape), *args, **options)

@@ -68,10 +68,16 @@ def transformer() -> Any:
 
 
 def dropping() -> Any:
+    """With random layers, and one that draws the same numbers in each pass."""
     import keras
 
+    class SeededNoise(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            return x + 0.1 * keras.random.normal(keras.ops.shape(x), seed=3)
+
     layers = keras.layers
-    hidden = [layers.Dropout(0.3), layers.Dense(64, "relu"), layers.GaussianNoise(0.1)]
+    random_layers = [layers.GaussianNoise(0.1), SeededNoise()]
+    hidden = [layers.Dropout(0.3), layers.Dense(64, "relu"), *random_layers]
     return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
