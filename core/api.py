@@ -341,8 +341,8 @@ def gpu_plan(
         return result
     bounds = gpu_plans.step_bounds(plan, stats, counted, card)
     alternatives = (
-        ()
-        if result.fits
-        else tuple(gpu_plans.fitting_alternatives(resolved, plan, stats, card.memory_bytes))
+        tuple(gpu_plans.fitting_alternatives(resolved, plan, stats, card.memory_bytes))
+        if result.fits is False
+        else ()
     )
     return replace(result, bounds=bounds, alternatives=alternatives)

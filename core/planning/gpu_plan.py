@@ -155,7 +155,7 @@ class GpuPlan:
         plan: The plan.
         collectives: Collectives of a step; None if they are not counted.
         why_not_counted: Reason of that.
-        needed_bytes: Bytes that the GPU with most of them needs.
+        needed_bytes: Bytes that the GPU with most of them needs; without activations that are not counted.
         gpu: Name of the GPU; None: any.
         bounds: Bounds on the time of a step; None if unknown.
         alternatives: What fits, as options of the command line, if the plan does not.
@@ -170,9 +170,18 @@ class GpuPlan:
     alternatives: Sequence[str] = ()
 
     @property
+    def activations_counted(self) -> bool:
+        """Whether `needed_bytes` has the activations."""
+        return self.plan.stages is not None or self.plan.activation_bytes is not None
+
+    @property
     def fits(self) -> bool | None:
-        """Whether the GPU has enough memory; None without a GPU."""
-        return None if self.gpu is None else self.needed_bytes <= gpu(self.gpu).memory_bytes
+        """Whether the GPU has enough memory; None without a GPU, or if uncounted activations decide."""
+        if self.gpu is None:
+            return None
+        if self.needed_bytes > gpu(self.gpu).memory_bytes:
+            return False
+        return True if self.activations_counted else None
 
     def to_dict(self) -> dict[str, Any]:
         """All but the plan as plain JSON values."""
@@ -184,6 +193,7 @@ class GpuPlan:
             else [{**asdict(each), "sent_bytes": each.sent_bytes} for each in self.collectives],
             "why_not_counted": self.why_not_counted,
             "needed_bytes": self.needed_bytes,
+            "activations_counted": self.activations_counted,
             "gpu": self.gpu,
             "fits": self.fits,
             "step_seconds": None if bounds is None else {**asdict(bounds), **times},
@@ -245,7 +255,8 @@ def fitting_alternatives(
         if factor > 1:
             count = plan.gradient_accumulation_steps * factor
             options.append(f"--set gradient_accumulation_steps={count}")
-        yield " ".join(options)
+        is_counted = plan.activation_bytes is not None
+        yield " ".join(options) + ("" if is_counted else ", without activations")
     left = limit_bytes - needed_bytes(replace(plan, activation_bytes=0, stages=None))
     if left > 0 and not resolved_spec.spec.recompute:
         yield f"recompute, where it leaves {left / 2**30:.3g} GiB of activations or less"

@@ -113,9 +113,12 @@ def gpu_plan(fields: Mapping[str, Any]) -> str:
     if why := fields["why_not_counted"]:
         counted = facts(None, [("collectives", f"not counted: {why}")])
     needed = f"{size(fields['needed_bytes'])}, of which 1 GiB for CUDA, NCCL and kernels"
+    if not fields["activations_counted"]:
+        needed += "; without activations, which are not counted"
     facts_of_gpu = [("a GPU must hold", needed)]
     if fields["gpu"] is not None:
-        facts_of_gpu.append((f"fits on {fields['gpu']}", _yes_or_no(fields["fits"])))
+        fits = "unknown" if fields["fits"] is None else _yes_or_no(fields["fits"])
+        facts_of_gpu.append((f"fits on {fields['gpu']}", fits))
         facts_of_gpu += [("would fit", options) for options in fields["alternatives"]]
         facts_of_gpu += _step_rows(fields["step_seconds"])
     return "\n".join([counted, facts("on each GPU", facts_of_gpu)])

@@ -19,6 +19,7 @@ from isotrain.core.planning.gpu_plan import (
     GPUS,
     RESERVED_BYTES,
     Collective,
+    GpuPlan,
     collectives,
     counting_obstacle,
     fitting_alternatives,
@@ -30,6 +31,7 @@ from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.reporting import text
 from isotrain.core.spec.training_spec import TrainingSpec
 
 WEIGHTS = (4 * 10**9,) * 8
@@ -112,6 +114,26 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
     assert not list(fitting_alternatives(resolved, plan, stats, 2e9))
     *_, recompute = fitting_alternatives(resolved, plan, stats, 4 * sum(WEIGHTS) + 3 * 2**30)
     assert recompute == "recompute, where it leaves 2 GiB of activations or less"
+
+
+@pytest.mark.parametrize(
+    ("card", "fits", "shown"), [("b200", None, "unknown"), ("h100", False, "no")]
+)
+def test_activations_that_are_not_counted_never_fit(
+    card: str, fits: bool | None, shown: str
+) -> None:
+    resolved, stats, plan = planned()
+    stats = replace(stats, sample_costs=None)
+    plan = complete_plan(plan, resolved, stats)
+    options = list(fitting_alternatives(resolved, plan, stats, 80e9))
+    made = GpuPlan(plan, [], None, needed_bytes(plan), card, None, options)
+    assert made.fits is fits
+    fields = made.to_dict()
+    assert (fields["fits"], fields["activations_counted"]) == (fits, False)
+    assert options[0] == "--strategy sharded,stage=1, without activations"
+    lines = text.gpu_plan(fields).splitlines()
+    assert any(line.split() == ["fits", "on", card, shown] for line in lines)
+    assert "without activations, which are not counted" in text.gpu_plan(fields)
 
 
 def test_bounds_of_a_step_are_those_of_the_slowest_part() -> None:
