@@ -14,6 +14,7 @@ from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, unknown_name
 from isotrain.core.json_format import FORMAT, json_page
 from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.quantities import counted
 from isotrain.core.reporting.tables import facts, paragraph, table
 from isotrain.testing.launching import DEVICE_VARIABLE
 from isotrain.testing.scorecard import Check, Outcome, Scorecard
@@ -64,7 +65,7 @@ def scorecard_text(card: Scorecard) -> str:
     where = "" if card.kind == "backend" else f" on {card.backend}"
     totals = ", ".join(f"{counts[v]} {v}" for v in ("passed", "failed", "skipped"))
     parts = [
-        paragraph(f"{card.kind} {card.name}{where}, {card.replicas} replicas: {totals}"),
+        paragraph(f"{card.kind} {card.name}{where}, {counted(card.replicas, 'replica')}: {totals}"),
         table(("check", "outcome", ""), map(_row, card.outcomes)),
         *(
             facts(f"{name} failed", [("", line) for line in reason.splitlines()])

@@ -12,6 +12,7 @@ from isotrain.core.planning.single_sample_slices import (
     batches_with_single_sample,
     describe_single_samples,
 )
+from isotrain.core.quantities import counted
 from isotrain.core.spec.orders import ByLengthOrder
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -24,7 +25,8 @@ def local_batch_size(subject: Subject) -> Iterator[Hit]:
     if subject.spec.local_batch_size is None:
         return
     for target in subject.several:
-        detail = f"{subject.spec.local_batch_size} x {target.replicas} replicas = {_global(target)}"
+        replicas = counted(target.replicas, "replica")
+        detail = f"{subject.spec.local_batch_size} x {replicas} = {_global(target)}"
         yield Hit("ISO201", "local_batch_size", detail, (target.label,))
 
 
@@ -57,15 +59,15 @@ def shares(subject: Subject) -> Iterator[Hit]:
         batch = min(_global(target), samples.get(target, _global(target)))
         where = (target.label,)
         if batch < target.replicas:
-            detail = f"{batch} samples for {target.replicas} replicas"
+            detail = f"{counted(batch, 'sample')} for {counted(target.replicas, 'replica')}"
             yield Hit("ISO206", "replicas", detail, where)
             continue
         if batch % target.replicas:
-            detail = f"{batch} samples over {target.replicas} replicas"
+            detail = f"{counted(batch, 'sample')} over {counted(target.replicas, 'replica')}"
             yield Hit("ISO205", _batch_field(subject), detail, where)
         sizes = {_share(batch, target, replica) for replica in range(target.replicas)}
         listed = " and ".join(map(str, sorted(sizes)))
-        words = f"local batches of {listed} in {micro_batches} micro-batches"
+        words = f"local batches of {listed} in {counted(micro_batches, 'micro-batch')}"
         if min(sizes) < micro_batches:
             yield Hit("ISO208", "gradient_accumulation_steps", words, where)
         elif any(size % micro_batches for size in sizes):
@@ -85,7 +87,7 @@ def length(subject: Subject) -> Iterator[Hit]:
     for target, samples in subject.with_samples():
         batch, where = _global(target), (target.label,)
         rest = samples % batch
-        detail = f"{samples} samples, global batch {batch}"
+        detail = f"{counted(samples, 'sample')}, global batch {batch}"
         if samples < batch:
             code = "ISO213" if spec.drop_remainder else "ISO212"
             yield Hit(code, _batch_field(subject), detail, where)
@@ -93,11 +95,13 @@ def length(subject: Subject) -> Iterator[Hit]:
         if spec.drop_remainder and rest and not spec.shuffle:
             yield Hit("ISO215", "drop_remainder", f"the last {rest} of {samples}", where)
         if not spec.drop_remainder and 0 < rest < target.replicas:
-            words = f"{rest} samples for {target.replicas} replicas"
+            words = f"{counted(rest, 'sample')} for {counted(target.replicas, 'replica')}"
             yield Hit("ISO209", _batch_field(subject), words, where)
         epoch = spec.epoch_steps or sampler.steps_per_epoch(samples, batch, spec.drop_remainder)
         if spec.steps is not None and spec.steps % epoch:
-            yield Hit("ISO211", "steps", f"{spec.steps} steps, {epoch} in an epoch", where)
+            yield Hit(
+                "ISO211", "steps", f"{counted(spec.steps, 'step')}, {epoch} in an epoch", where
+            )
 
 
 def never(subject: Subject) -> Iterator[Hit]:
@@ -108,7 +112,7 @@ def never(subject: Subject) -> Iterator[Hit]:
         steps = spec.steps or (spec.epochs or 0) * epoch
         if not steps:
             continue
-        words = f"the run has {steps} steps"
+        words = f"the run has {counted(steps, 'step')}"
         average = spec.weight_average
         if average is not None and average.start >= steps:
             name = "ema" if spec.swa is None else "swa"

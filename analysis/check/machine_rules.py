@@ -14,6 +14,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import BackendUnavailableError, PlanError
 from isotrain.core.planning.planner import make_plan, missing_capabilities
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.quantities import counted
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
@@ -87,18 +88,18 @@ def devices(subject: Subject) -> Iterator[Hit]:
         gpus = 0 if subject.spec.device == "cpu" else target.adapter.accelerators()
         processes, description = plan.device_mesh.total_size, _told(plan)
         if gpus:
-            yield Hit("ISO403", "replicas", f"{description}, {gpus} GPUs", where)
+            yield Hit("ISO403", "replicas", f"{description}, {counted(gpus, 'GPU')}", where)
         if processes > cores:
-            yield Hit("ISO404", "replicas", f"{description}, {cores} cores", where)
+            yield Hit("ISO404", "replicas", f"{description}, {counted(cores, 'core')}", where)
         elif processes * plan.threads > cores:
-            words = f"{description} of {plan.threads} threads, {cores} cores"
+            words = f"{description} of {counted(plan.threads, 'thread')}, {counted(cores, 'core')}"
             yield Hit("ISO405", "threads", words, where)
 
 
 def _told(plan: Plan) -> str:
     """The number of replicas, or of pipeline stages and replicas, as text."""
     if plan.device_mesh.total_size == plan.replicas:
-        return f"{plan.replicas} replicas"
+        return counted(plan.replicas, "replica")
     return f"{plan.device_mesh.total_size} stages of {plan.replicas} replicas"
 
 

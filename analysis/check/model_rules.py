@@ -9,6 +9,7 @@ from isotrain.analysis.check.subject import CheckTarget, Hit, Subject, labels
 from isotrain.core.contracts.backend.group_hooks import Trait
 from isotrain.core.data.refusals import LOSS
 from isotrain.core.errors import first_of
+from isotrain.core.quantities import counted
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.field_types import Component
 
@@ -60,7 +61,7 @@ def _about_layers(
     subject: Subject, code: str, trait: Trait, targets: Iterable[CheckTarget]
 ) -> Iterator[Hit]:
     for layer_names, where in subject.with_layers(trait, targets):
-        count = "1 layer" if len(layer_names) == 1 else f"{len(layer_names)} layers"
+        count = counted(len(layer_names), "layer")
         yield Hit(code, "model", count, labels(where), layer_names)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from isotrain.analysis.compare.records import MIN_RUNS, Cell, Estimate, Verdict
 from isotrain.analysis.pages.units import power
+from isotrain.core.quantities import counted
 
 _BUSY = 0.1
 """Share of the cores that others may keep busy without a warning."""
@@ -46,7 +47,7 @@ def load_warning(cells: Sequence[Cell], cores: object) -> str | None:
     busy = sum(load > _BUSY * cores for load in loads)
     return (
         f"Other programs kept up to {max(loads):.1f} of {cores} cores busy just before {busy} of"
-        f" {sum(len(cell.repeats) for cell in cells)} runs. Close them, and compare again."
+        f" {counted(sum(len(cell.repeats) for cell in cells), 'run')}. Close them, and compare again."
     )
 
 

@@ -21,6 +21,7 @@ from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.errors import IsotrainError, PlanError, first_of
 from isotrain.core.json_format import json_page
 from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.quantities import counted
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
 _END_SECONDS = 30.0
@@ -80,8 +81,8 @@ def _tell(made: ProgramTrace, options: argparse.Namespace) -> None:
         }
         print(json_page({"format": FORMAT, **facts}))
     elif not options.quiet:
-        owners = "1 process" if made.processes == 1 else f"{made.processes} processes"
-        print(f"isotrain: {len(made.steps)} steps of {owners} in {made.folder}", file=sys.stderr)
+        steps, owners = counted(len(made.steps), "step"), counted(made.processes, "process")
+        print(f"isotrain: {steps} of {owners} in {made.folder}", file=sys.stderr)
         if made.sharded:
             names = first_of(made.sharded, 5)
             print(f"isotrain: not recorded, as sharded over processes: {names}", file=sys.stderr)

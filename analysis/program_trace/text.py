@@ -9,6 +9,7 @@ from isotrain.analysis.parity.text import facts_of_cause, measure
 from isotrain.analysis.program_trace.case import STAGES
 from isotrain.analysis.program_trace.comparison import TraceComparison
 from isotrain.core.errors import first_of
+from isotrain.core.quantities import counted
 from isotrain.core.reporting import tables
 
 _SHOWN = 5
@@ -18,7 +19,7 @@ def result(comparison: TraceComparison) -> str:
     """The verdict, where the programs part and why, and their losses."""
     names = f"{comparison.run} and {comparison.reference}"
     if comparison.agree:
-        headline = f"AGREE: {names} train alike in {comparison.steps} steps."
+        headline = f"AGREE: {names} train alike in {counted(comparison.steps, 'step')}."
     else:
         headline = f"DIFFERENCE: {comparison.run} does not train like {comparison.reference}."
     parts = [tables.paragraph(headline), tables.facts(None, _facts(comparison))]

@@ -24,6 +24,7 @@ from isotrain.core.contracts.events import (
 )
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.run_directory.run_directory import EVENTS_FILE, RunDirectory
+from isotrain.core.quantities import counted
 from isotrain.core.reporting.tables import number, size, text_of
 
 REFRESH_SECONDS = 5
@@ -145,7 +146,7 @@ def _trained(run: RunFiles) -> str:
         "samples in a global batch": plan["global_batch_size"],
     }
     known = [f"{number(count)} {what}" for what, count in counts.items() if count is not None]
-    replicas = f"{plan['replicas']} replica{'' if plan['replicas'] == 1 else 's'}"
+    replicas = counted(plan["replicas"], "replica")
     return f"{backend} on {replicas}, strategy {plan['strategy']}: {', '.join(known)}."
 
 

@@ -12,6 +12,7 @@ from isotrain.analysis.pages.curves import Line, Panel
 from isotrain.analysis.pages.plot import Plot, listed
 from isotrain.analysis.pages.units import unit_of
 from isotrain.analysis.run_report.run_files import RunFiles
+from isotrain.core.quantities import counted
 from isotrain.core.reporting.tables import number
 
 _EACH_STEP = SeriesStyle(MUTED, "", "-")
@@ -63,7 +64,8 @@ def _loss(run: RunFiles, parts: Mapping[str, Mapping[int, float]]) -> Plot:
         "loss",
         "Loss",
         _LOSS,
-        f"Loss over {len(losses):,} steps: {listed([f'{r[0]} from {r[2]} to {r[3]}' for r in rows])}.",
+        f"Loss over {counted(len(losses), 'step')}:"
+        f" {listed([f'{r[0]} from {r[2]} to {r[3]}' for r in rows])}.",
         ("curve", "points", "first", "last"),
         tuple(rows),
         partial(curves.draw, [Panel("loss", lines)], "step"),

@@ -11,6 +11,7 @@ from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.state import StateBytes
 from isotrain.core.errors import PlanError
 from isotrain.core.pipeline.pipeline_plan import PipelinePlan
+from isotrain.core.quantities import counted
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,7 @@ class Plan:
     def __repr__(self) -> str:
         """Summary in one line; `isotrain plan` and `to_dict` show everything."""
         collective = "" if self.collective == "none" else f":{self.collective}"
-        plural = "" if self.replicas == 1 else "s"
-        target = f"{self.backend}{collective}, {self.replicas} replica{plural}"
+        target = f"{self.backend}{collective}, {counted(self.replicas, 'replica')}"
         return f"<Plan of {self.run} on {target}, {self.strategy}, global batch {self.global_batch_size}>"
 
     @property

@@ -26,6 +26,7 @@ from isotrain.core.contracts.events import (
     Warned,
 )
 from isotrain.core.errors import EndedError
+from isotrain.core.quantities import counted
 
 HEARTBEAT_SECONDS = 0.5
 BETWEEN_CALLS = "between calls"
@@ -183,7 +184,9 @@ class EventQueue(Generic[Item]):
         if steps or outputs or scalars:
             self._steps_dropped = self._outputs_dropped = self._scalars_dropped = 0
             logged = f", {scalars} logged scalars" if scalars else ""
-            dropped = f"{steps} steps{logged} and {outputs} pieces of output were dropped here"
+            dropped = (
+                f"{counted(steps, 'step')}{logged} and {outputs} pieces of output were dropped here"
+            )
             self._queue.append((self._as_item(f"the reader was too slow: {dropped}"), "", 0))
 
 

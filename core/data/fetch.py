@@ -20,6 +20,7 @@ from isotrain.core.data.sources import Source
 from isotrain.core.data.streaming.rebatch import IsOnDevice, fingerprint, never_on_device
 from isotrain.core.data.transform_check import require_no_mixing
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 if TYPE_CHECKING:
     from isotrain.core.data.sampler import Indices
@@ -161,7 +162,8 @@ class TransformedBatches:
         for path, array in leaves(tree, name):
             if array.ndim == 0 or len(array) != expected:
                 raise DataError(
-                    f"{path}: {made_by} gave shape {array.shape}, expected {expected} rows (samples)."
+                    f"{path}: {made_by} gave shape {array.shape}, expected {counted(expected, 'row')}"
+                    " (samples)."
                 )
         return tree
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +30,8 @@ def steps_per_epoch(length: int, global_batch_size: int, drop_remainder: bool) -
     steps = full if drop_remainder or rest == 0 else full + 1
     if steps < 1:
         raise DataError(
-            f"the data set has {length} samples: not one global batch of {global_batch_size}, and the "
-            "remainder is dropped. Lower global_batch_size or keep the remainder."
+            f"the data set has {counted(length, 'sample')}: not one global batch of {global_batch_size}, and"
+            " the remainder is dropped. Lower global_batch_size or keep the remainder."
         )
     return steps
 

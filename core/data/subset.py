@@ -22,6 +22,7 @@ from isotrain.core.data.pytree import Weighted, map_parts
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 if TYPE_CHECKING:
     from isotrain.core.data.order.order import MakeOrder
@@ -67,7 +68,7 @@ def split(source: AnySource, fraction: float) -> tuple[Source, Source]:
     first = math.floor(length * (1.0 - fraction))
     if not 0 < first < length:
         raise DataError(
-            f"validation_split: {fraction} of {length} samples leaves {first} to train on and"
+            f"validation_split: {fraction} of {counted(length, 'sample')} leaves {first} to train on and"
             f" {length - first} to validate on; expected one or more of each."
         )
     return _part(source, 0, first), _part(source, first, length)

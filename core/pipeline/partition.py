@@ -9,6 +9,7 @@ from functools import cached_property
 
 from isotrain.core.errors import PlanError
 from isotrain.core.pipeline.profile import Cut, LayerCost, ModelProfile
+from isotrain.core.quantities import counted
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ class Partitioner:
         """
         if stages > len(self.profile.layers):
             raise PlanError(
-                f"pipeline: {stages} stages for {len(self.profile.layers)} layers; each needs one."
+                f"pipeline: {counted(stages, 'stage')} for {counted(len(self.profile.layers), 'layer')}; each"
+                " needs one."
             )
         profile = self.profile
         seconds, _ = self._chain(

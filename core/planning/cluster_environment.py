@@ -17,6 +17,7 @@ from isotrain.core.errors import (
     unknown_name,
 )
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
+from isotrain.core.quantities import counted
 
 CHOICE_VARIABLE = "ISOTRAIN_ENVIRONMENT"
 """Environment variable with the one cluster environment to query; `none`: this process stands alone."""
@@ -179,7 +180,7 @@ def require_single_process(what: str) -> None:
     info = detect_cluster_info()
     if info is not None:
         raise UnsupportedError(
-            f"{what}: {info.environment} has started {info.world_size} processes, each of"
+            f"{what}: {info.environment} has started {counted(info.world_size, 'process')}, each of"
             " which would do all of"
             f" it for itself. Do it in one process: outside of {info.environment}, or with one task of it."
             f" {explain_rank(info)}"

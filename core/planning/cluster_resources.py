@@ -13,6 +13,7 @@ from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.planning.resources import Devices, Resources
+from isotrain.core.quantities import counted
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
@@ -57,8 +58,8 @@ class ClusterResources(Resources):
             return Devices("gpu", count, notes)
         if spec.device == "gpu":
             raise PlanError(
-                f"device: gpu was requested, which takes {needed} GPUs on a host; a process sees {gpus}."
-                " Let each process see all GPUs of its host, start fewer, or use device: cpu."
+                f"device: gpu was requested, which takes {counted(needed, 'GPU')} on a host; a process sees"
+                f" {gpus}. Let each process see all GPUs of its host, start fewer, or use device: cpu."
             )
         if (
             self.options is not None
@@ -66,12 +67,14 @@ class ClusterResources(Resources):
             and (self._layout.gpus or 0) >= needed
         ):
             notes = [
-                f"{adapter.name!r} can use {gpus} GPUs here, so CPUs are planned; each process that"
-                f" {self.launcher} starts checks for itself",
+                f"{adapter.name!r} can use {counted(gpus, 'GPU')} here, so CPUs are planned; each process"
+                f" that {self.launcher} starts checks for itself",
                 *notes,
             ]
         elif gpus and self._layout.gpus is not None:
-            too_few = f"{gpus} GPUs on a host that needs {needed} are too few: CPUs are used"
+            too_few = (
+                f"{counted(gpus, 'GPU')} on a host that needs {needed}: too few, so CPUs are used"
+            )
             notes = [too_few, *notes]
         return Devices("cpu", count, notes)
 
@@ -163,7 +166,7 @@ def replicas_for(
         UnsupportedError: The backend does not support processes that were started from outside.
         PlanError: No number of replicas fits, or another number was requested.
     """
-    started = f"{launcher} {'has started' if are_started else 'starts'} {count} processes"
+    started = f"{launcher} {'has started' if are_started else 'starts'} {counted(count, 'process')}"
     reason = adapter.why_not_externally_started()
     if reason:
         raise UnsupportedError(
@@ -183,7 +186,7 @@ def replicas_for(
     if requested is not None and requested != replicas:
         way_out = "start the processes for them" if are_started else "change the launcher's options"
         raise PlanError(
-            f"replicas: {requested} were requested, and {started}, which are {replicas} replicas. Leave"
-            f" --replicas out (replicas= in Python), or {way_out}."
+            f"replicas: {requested} were requested, and {started}, for {counted(replicas, 'replica')}."
+            f" Leave --replicas out (replicas= in Python), or {way_out}."
         )
     return replicas

@@ -34,6 +34,7 @@ from isotrain.core.planning.launcher_support import require_launchable, why_not_
 from isotrain.core.planning.resources import Devices, LocalResources, Resources
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.quantities import counted
 from isotrain.core.spec.import_strings import is_bare_name
 from isotrain.core.spec.schedules import OneCycleSchedule
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -372,9 +373,9 @@ def _require_equal_statistics(
         reason = f"backend {adapter.name!r} has the framework's own batch normalization alone"
     elif spec.batch_norm == "ghost" and replicas > (ghosts := spec.dealt_parts or replicas):
         raise PlanError(
-            f"batch_norm: ghost: {replicas} replicas, and the global batch of"
-            f" {spec.resolve_global_batch_size(replicas)} samples has {ghosts} ghost batches. Use fewer"
-            f" replicas, or ghost_batches: {replicas}."
+            f"batch_norm: ghost: {counted(replicas, 'replica')}, and the global batch of"
+            f" {counted(spec.resolve_global_batch_size(replicas), 'sample')} has"
+            f" {counted(ghosts, 'ghost batch')}. Use fewer replicas, or ghost_batches: {replicas}."
         )
     else:
         return
@@ -426,8 +427,9 @@ def _require_ordered_sums(
         )
     if devices.replicas > spec.parts:
         raise PlanError(
-            f"reproducible: {devices.replicas} replicas, and the global batch has {spec.parts} parts. Use"
-            f" fewer replicas, or reproducible: {{granularity: {1 << (devices.replicas - 1).bit_length()}}}."
+            f"reproducible: {counted(devices.replicas, 'replica')}, and the global batch has"
+            f" {counted(spec.parts, 'part')}. Use fewer replicas, or"
+            f" reproducible: {{granularity: {1 << (devices.replicas - 1).bit_length()}}}."
         )
 
 
@@ -435,9 +437,9 @@ def _reproducible_notes(spec: TrainingSpec) -> list[str]:
     if spec.parts is None:
         return []
     return [
-        f"reproducible: each global batch is computed in {spec.parts} parts, and everything is summed over"
-        " these in one order: results are equal to the bit for any number of replicas up to that, with the"
-        " same framework, kernels and threads"
+        f"reproducible: each global batch is computed in {counted(spec.parts, 'part')}, and everything is"
+        " summed over these in one order: results are equal to the bit for any number of replicas up to"
+        " that, with the same framework, kernels and threads"
     ]
 
 

@@ -13,6 +13,7 @@ from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError
+from isotrain.core.quantities import counted
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
@@ -95,14 +96,17 @@ class LocalResources(Resources):
         if gpus >= count * processes:
             return Devices("gpu", count)
         if spec.device == "gpu" and gpus and collective in adapter.gpu_sharing_collectives:
-            shared = f"{_describe(count, processes)} share {gpus} GPU{'s' if gpus > 1 else ''}"
+            shared = f"{_describe(count, processes)} share {counted(gpus, 'GPU')}"
             return Devices("gpu", count, [shared])
         if spec.device == "gpu":
             raise PlanError(
                 f"device: gpu was requested with {_describe(count, processes)}, and {adapter.name!r} can"
-                f" use {gpus} GPUs here. Use {'fewer replicas, or ' if count > 1 else ''}device: cpu."
+                f" use {counted(gpus, 'GPU')} here. Use {'fewer replicas, or ' if count > 1 else ''}device:"
+                " cpu."
             )
-        too_few = f"{gpus} GPUs for {_describe(count, processes)} are too few: CPUs are used"
+        too_few = (
+            f"{counted(gpus, 'GPU')} for {_describe(count, processes)}: too few, so CPUs are used"
+        )
         return Devices("cpu", count, [too_few] if gpus else [])
 
     def cores(self, count: int) -> int:
@@ -113,4 +117,5 @@ class LocalResources(Resources):
 
 
 def _describe(replicas: int, processes: int) -> str:
-    return f"{replicas} replicas" + (f" of {processes} processes" if processes > 1 else "")
+    described = counted(replicas, "replica")
+    return f"{described} of {processes} processes" if processes > 1 else described

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.data import sampler
+from isotrain.core.quantities import counted
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -37,8 +38,10 @@ def describe_single_samples(plan: Plan, sizes: list[int]) -> str:
         if plan.gradient_accumulation_steps > 1
         else ""
     )
-    batches = (f"{label} has {size} samples" for label, size in zip(labels, sizes, strict=True))
-    return f"{' and '.join(batches)} over {plan.replicas} replicas{micro_batches}"
+    batches = (
+        f"{label} has {counted(size, 'sample')}" for label, size in zip(labels, sizes, strict=True)
+    )
+    return f"{' and '.join(batches)} over {counted(plan.replicas, 'replica')}{micro_batches}"
 
 
 def single_sample_refusal(layer: str, plan: Plan, sizes: list[int]) -> str:

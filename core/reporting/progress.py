@@ -30,6 +30,7 @@ from isotrain.core.contracts.events import (
 )
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.json_format import prefixed_line
+from isotrain.core.quantities import counted
 from isotrain.core.system.standard_streams import visible_output
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class RunProgress:
         self._warned: set[str] = set()
         self._epochs: int | None = None
         count = len(plan.processes)
-        self.phase = f"starting {count} process{'' if count == 1 else 'es'}"
+        self.phase = f"starting {counted(count, 'process')}"
         self.done = 0
         self.total: int | None = None
         self._checkpoint = 0
@@ -181,12 +182,12 @@ class RunProgress:
     def _sizes(self, plan: Mapping[str, Any]) -> str | None:
         """Steps, epochs, samples and parameters, as far as they are known."""
         counts = {
-            "steps": self.total,
-            "epochs": self._epochs,
-            "samples": plan.get("samples"),
-            "parameters": plan.get("parameters"),
+            "step": self.total,
+            "epoch": self._epochs,
+            "sample": plan.get("samples"),
+            "parameter": plan.get("parameters"),
         }
-        return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or None
+        return ", ".join(counted(count, noun) for noun, count in counts.items() if count) or None
 
     def _note_progress(self, event: Progress) -> None:
         self.phase = self._epoch_name(event.epoch)
@@ -220,9 +221,8 @@ class RunProgress:
 def title(plan: Plan) -> str:
     """The run in a few words, such as `digits on torch-ddp:gloo, 2 replicas`."""
     collective = "" if plan.collective == "none" else f":{plan.collective}"
-    plural = "" if plan.replicas == 1 else "s"
     chosen = next((note for note in plan.notes if note.startswith("backend: ")), None)
-    name = f"{plan.run} on {plan.backend}{collective}, {plan.replicas} replica{plural}"
+    name = f"{plan.run} on {plan.backend}{collective}, {counted(plan.replicas, 'replica')}"
     return name if chosen is None else f"{name} ({chosen})"
 
 

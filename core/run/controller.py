@@ -44,6 +44,7 @@ from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.quantities import counted
 from isotrain.core.run.options import RunOptions
 from isotrain.core.run.restarts import Restarts
 from isotrain.core.run.start import locked_run_directory, starting_checkpoint
@@ -444,7 +445,8 @@ def _shown_ranks(plan: Plan, requested: Sequence[int] | Literal["all"]) -> Seque
     for rank in ranks:
         if not 0 <= rank < count:
             raise PlanError(
-                f"ranks: {rank} is no rank of this run; expected 0 to {count - 1}: it has {count} processes."
+                f"ranks: {rank} is no rank of this run; expected 0 to {count - 1}: it has"
+                f" {counted(count, 'process')}."
             )
     return ranks
 

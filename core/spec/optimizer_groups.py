@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.errors import SpecError, first_of
+from isotrain.core.quantities import counted
 from isotrain.core.spec.initial_weights import matches
 
 _MAX_NAMES = 20
@@ -174,7 +175,7 @@ def group_notes(optimizer: Any, names: Sequence[str]) -> list[str]:
     notes = []
     if optimizer.groups:
         counts = [
-            f"{sum(each.group == index for each in options.values())} weights"
+            f"{counted(sum(each.group == index for each in options.values()), 'weight')}"
             f" ({', '.join(group.weights)}{_schedule_note(group)})"
             for index, group in enumerate(optimizer.groups)
         ]
@@ -183,8 +184,8 @@ def group_notes(optimizer: Any, names: Sequence[str]) -> list[str]:
     if optimizer.layer_decay is not None:
         factors = list(_layer_factors(optimizer.layer_decay, names).values())
         notes.append(
-            f"optimizer.layer_decay: the rates of {len(set(factors))} layers are {min(factors):.3g} to"
-            f" {max(factors):.3g} times that of the step"
+            f"optimizer.layer_decay: the rates of {counted(len(set(factors)), 'layer')} are"
+            f" {min(factors):.3g} to {max(factors):.3g} times that of the step"
         )
     return notes
 

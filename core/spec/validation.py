@@ -19,6 +19,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from isotrain.core.errors import SpecError, nearest, whether_meant
+from isotrain.core.quantities import counted
 from isotrain.core.spec.import_strings import describe
 
 BRANCH = "\x1f"  # prefix of the label of a union's branch, which is left out of messages
@@ -241,7 +242,7 @@ def as_spec_error(what: str) -> Iterator[None]:
 def spec_error(what: str, texts: Iterable[str]) -> SpecError:
     """SpecError that lists texts, each once."""
     lines = list(dict.fromkeys(texts))
-    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+    count = counted(len(lines), "problem")
     return SpecError("\n".join([f"{count} in {what}:", *(f"  {line}" for line in lines)]))
 
 

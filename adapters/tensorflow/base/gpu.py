@@ -28,8 +28,8 @@ def use_local_gpu(backend_config: BackendConfig, context: ProcessContext) -> Non
     gpus = tf.config.list_physical_devices("GPU")
     if context.local_rank >= len(gpus):
         raise PlanError(
-            f"process {context.rank} needs GPU {context.local_rank} of its host, and TensorFlow sees"
-            f" {len(gpus)} GPUs. Use at most one replica per GPU, or device: cpu."
+            f"process {context.rank} needs GPU {context.local_rank} of its host, and TensorFlow"
+            f" sees only {len(gpus)}. Use at most one replica per GPU, or device: cpu."
         )
     tf.config.set_visible_devices(gpus[context.local_rank], "GPU")
     tf.config.experimental.set_memory_growth(gpus[context.local_rank], True)

@@ -15,6 +15,7 @@ from isotrain.analysis.pages import curves, timeline
 from isotrain.analysis.pages.canvas import INK, MARKERS, SeriesStyle
 from isotrain.analysis.pages.plot import Plot, listed
 from isotrain.analysis.pages.units import Unit, power, unit_of
+from isotrain.core.quantities import counted
 
 _THROUGHPUT = (
     "Samples per second in the steady state: the mark is the estimate, the line its 95 % bootstrap "
@@ -176,7 +177,7 @@ def _losses(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
         "loss",
         "Loss, and difference to the reference" if reference else title,
         caption,
-        f"Loss curves over {steps:,} steps: {listed(descriptions)}.",
+        f"Loss curves over {counted(steps, 'step')}: {listed(descriptions)}.",
         ("cell", "steps", "last loss", "largest relative difference"),
         tuple(table),
         partial(curves.draw, loss_panels(able, reference, styles_of(cells)), "step"),

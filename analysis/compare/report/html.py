@@ -21,6 +21,7 @@ from isotrain.analysis.compare.verdict import likeness, load_warning
 from isotrain.analysis.pages import page
 from isotrain.analysis.pages.plot import Plot, write_plots
 from isotrain.core.errors import IsotrainError
+from isotrain.core.quantities import counted
 from isotrain.core.system.trace_events import write_trace
 
 _LEAST_RATE = 1e-12
@@ -115,7 +116,7 @@ def _counts(comparison: ComparisonRecord) -> str:
         if count:
             parts.append(f"{count} {words}")
     runs = sum(len(cell.repeats) for cell in cells)
-    parts.append(f"{runs} run{'' if runs == 1 else 's'}")
+    parts.append(counted(runs, "run"))
     return ", ".join(parts)
 
 

@@ -11,6 +11,7 @@ from isotrain.core.data.order.order import BatchAt, Order
 from isotrain.core.data.order.permutation import random_of
 from isotrain.core.data.order.samples import Column, Samples, lengths_of
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 if TYPE_CHECKING:
     from isotrain.core.data.sampler import Indices
@@ -68,8 +69,8 @@ def by_length(
     steps = len(starts) - 1
     if steps < 1:
         raise DataError(
-            f"the data set has {data.length} samples: not one global batch of {most[-1]}, and the remainder"
-            " is dropped. Lower global_batch_size or keep the remainder."
+            f"the data set has {counted(data.length, 'sample')}: not one global batch of {most[-1]}, and the"
+            " remainder is dropped. Lower global_batch_size or keep the remainder."
         )
     fixed = not is_full and not data.drop_remainder
 

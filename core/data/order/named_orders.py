@@ -15,6 +15,7 @@ from isotrain.core.data.order.order import Order, equal_batches, numbered, seque
 from isotrain.core.data.order.permutation import Positions, permutation, random_of
 from isotrain.core.data.order.samples import Column, Samples, values_of
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 if TYPE_CHECKING:
     from isotrain.core.data.sampler import Indices
@@ -48,8 +49,8 @@ def weighted(
     count = samples or (data.length if replacement else len(drawable))
     if not replacement and count > len(drawable):
         raise DataError(
-            f"order.samples: {count} without replacement; expected at most the {len(drawable)} samples whose"
-            " weight is not 0."
+            f"order.samples: {count} without replacement; expected at most the"
+            f" {counted(len(drawable), 'sample')} whose weight is not 0."
         )
     bounds = np.cumsum(values[drawable])
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 _MAX_SAMPLES = 2**36
 
@@ -40,8 +41,8 @@ class Columns:
             )
         if len(values) != len(self.source):
             raise DataError(
-                f"order: column {name!r} has {len(values)} entries for {len(self.source)} samples; expected"
-                " one for each."
+                f"order: column {name!r} has {len(values)} entries for {counted(len(self.source), 'sample')};"
+                " expected one for each."
             )
         return values
 
@@ -97,7 +98,8 @@ def length_of(source: Sized) -> int:
         raise DataError(f"data: len() of it fails: {type(error).__name__}: {error}.") from None
     if length > _MAX_SAMPLES:
         raise DataError(
-            f"data: its length is {length:,} samples; expected at most {_MAX_SAMPLES:,}. Is `__len__` right?"
+            f"data: its length is {counted(length, 'sample')}; expected at most {_MAX_SAMPLES:,}. Is"
+            " `__len__` right?"
         )
     return length
 
@@ -117,8 +119,8 @@ def values_of(column: Column, data: Samples, field: str, kinds: str = "biuf") ->
         values = values[:, 0]
     if values.shape != (data.length,) or values.dtype.kind not in kinds:
         raise DataError(
-            f"{field}: expected one number for each of {data.length} samples, received {values.dtype} of"
-            f" shape {list(values.shape)}."
+            f"{field}: expected one number for each of {counted(data.length, 'sample')}, received"
+            f" {values.dtype} of shape {list(values.shape)}."
         )
     return values
 

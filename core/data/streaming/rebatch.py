@@ -12,6 +12,7 @@ import numpy as np
 from isotrain.core.data.arrays import InputsAndTargets, as_array, as_inputs_and_targets
 from isotrain.core.data.pytree import map_parts, map_tree, part_leaves, same_kind
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 IsOnDevice = Callable[[Any], bool]
 
@@ -103,7 +104,7 @@ def as_batch(batch: Any, rows: int) -> InputsAndTargets:
     parts = _arrays(batch)
     if (length := _batch_size(parts)) != rows:
         raise DataError(
-            f"a batch of the stream has {length} rows, expected {rows}, one for each sample."
+            f"a batch of the stream has {counted(length, 'row')}, expected {rows}, one for each sample."
         )
     return parts
 

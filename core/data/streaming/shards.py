@@ -21,6 +21,7 @@ from isotrain.core.data.streaming.sample_streams import (
 )
 from isotrain.core.data.streaming.stream_state import opened
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 MOST_CHUNK = 16
 """Most samples that are read of a shard at once."""
@@ -167,8 +168,8 @@ class ShardedSamples:
             )
         if lengths is not None and (len(lengths) != shards or min(lengths) < 0 or not sum(lengths)):
             raise DataError(
-                f"sample_stream: samples: expected one number for each of {shards} shards, received"
-                f" {lengths!r:.80}."
+                f"sample_stream: samples: expected one number for each of {counted(shards, 'shard')},"
+                f" received {lengths!r:.80}."
             )
         self._make_shard = _shards_of(dataset, shards)
         self.shards = shards

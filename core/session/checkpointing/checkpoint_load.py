@@ -11,6 +11,7 @@ from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.state import StateInfo
 from isotrain.core.contracts.strategy import Strategy, StrategyState
 from isotrain.core.errors import IsotrainError
+from isotrain.core.quantities import counted
 from isotrain.core.session.checkpointing.resume_check import SavedRun
 from isotrain.core.session.checkpointing.state_snapshot import (
     REPLICA_STATE,
@@ -63,7 +64,7 @@ def load(
     keeps_different = same_replicas and same_strategy and saved.identity.replicas_differ
     if saved.identity.replicas_differ and not keeps_different:
         lost.append(
-            f"the weights of {saved.plan.replicas} replicas, which differed: all have their mean"
+            f"the weights of {counted(saved.plan.replicas, 'replica')}, which differed: all have their mean"
         )
         lost += _write_mean(saved, group)
     elif not saved.identity.replicas_differ:
@@ -260,7 +261,8 @@ def _require_all_weights(saved: SavedRun, group: ReplicaGroup, names: Collection
     missing = [name for name in weights if name not in names]
     if missing:
         raise IsotrainError(
-            f"{saved.checkpoint.location}: it lacks {len(missing)} of the {len(weights)} weights of this"
+            f"{saved.checkpoint.location}: it lacks {len(missing)} of the {counted(len(weights), 'weight')}"
+            " of this"
             f" model, {missing[0]!r} first. It is the checkpoint of another model; or of this one in another"
             " framework, where `checkpoint.map` in the spec says which weight is which."
         )
@@ -365,8 +367,7 @@ def _write_equal_carry(saved: SavedRun, group: ReplicaGroup, sections: Sequence[
 
 
 def _layout(replicas: int, stages: int) -> str:
-    plural = "" if replicas == 1 else "s"
-    return f"{replicas} replica{plural}" + (f" in {stages} stages" if stages > 1 else "")
+    return counted(replicas, "replica") + (f" in {stages} stages" if stages > 1 else "")
 
 
 def _mean_state(saved: SavedRun, names: Collection[str]) -> dict[str, np.ndarray]:

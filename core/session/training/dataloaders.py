@@ -41,6 +41,7 @@ from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import class_weighted, split
 from isotrain.core.data.worker_settings import WorkerSettings
 from isotrain.core.errors import DataError, IsotrainError
+from isotrain.core.quantities import counted
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.collate import Pad
 from isotrain.core.spec.field_combinations import NEED_TRAINING_DATA
@@ -212,7 +213,7 @@ class DataLoaders:
             shards = 1 if train.shards is None else train.shards.shards
             count = min(settings.count, shards)
             processes = (
-                f"{count} processes on each host read"
+                f"{counted(count, 'process')} on each host read"
                 if count > 1
                 else ("one process on each host reads")
             )

@@ -13,6 +13,7 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.data.pytree import leaves, map_tree
 from isotrain.core.data.sampler import slice_bounds
 from isotrain.core.errors import UnsupportedError
+from isotrain.core.quantities import counted
 
 _WORD = np.dtype(np.int32)
 """The dtype in which the bytes of any array are gathered: every framework can all-gather it."""
@@ -113,8 +114,8 @@ def _require_rows(array: np.ndarray, expected: int) -> None:
     """Refuses an output that is not of shape `[expected, ...]`: a row for each sample."""
     if array.ndim == 0 or len(array) != expected:
         raise UnsupportedError(
-            f"predict: the model gave an output of shape {array.shape} for {expected} samples; expected a"
-            " row for each sample, so that the parts of all replicas can be put together."
+            f"predict: the model gave an output of shape {array.shape} for {counted(expected, 'sample')};"
+            " expected a row for each sample, so that the parts of all replicas can be put together."
         )
 
 

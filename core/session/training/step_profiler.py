@@ -11,6 +11,7 @@ from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.backend.step_actions import step_actions
 from isotrain.core.errors import SpecError
 from isotrain.core.pipeline.executor import ExecutedAction
+from isotrain.core.quantities import counted
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.system.trace_events import Span, write_trace
 
@@ -45,8 +46,8 @@ class StepProfiler:
             return
         if profile.first_step >= total_steps:
             raise SpecError(
-                f"profile.first_step: {profile.first_step}: the run has {total_steps} steps, which count from"
-                " 0. Name an earlier one."
+                f"profile.first_step: {profile.first_step}: the run has {counted(total_steps, 'step')}, which"
+                " count from 0. Name an earlier one."
             )
         group = require(self._group, ProfilingGroup)
         last = profile.first_step + profile.steps

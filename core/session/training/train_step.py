@@ -28,6 +28,7 @@ from isotrain.core.planning.single_sample_slices import (
     batches_with_single_sample,
     single_sample_refusal,
 )
+from isotrain.core.quantities import counted
 from isotrain.core.session.training.consensus import Consensus, require_same_samples
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.custom_batch import BatchBuilder
@@ -154,7 +155,8 @@ class TrainLoop:
         trainer_state = self.trainer_state
         if trainer_state.is_done:
             raise IsotrainError(
-                f"session.batch: the run has {trainer_state.total_steps} steps, of which none is left after"
+                f"session.batch: the run has {counted(trainer_state.total_steps, 'step')}, of which none is"
+                " left after"
                 f" {trainer_state.steps_done}. `while not session.is_done` ends a loop, and `steps` of the"
                 " spec says how many there are."
             )

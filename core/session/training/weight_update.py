@@ -11,6 +11,7 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.strategy import require_backend_step
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
+from isotrain.core.quantities import counted
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.global_gradients import GlobalGradients
 from isotrain.core.session.training.lr_schedule import LearningRates
@@ -126,7 +127,7 @@ class WeightUpdate:
         if step not in rates:
             raise IsotrainError(
                 f"learning_rate: the optimizer sets its rates itself, and that of step {step} is not known:"
-                f" after {steps_done} steps, those of the last and the next one are."
+                f" after {counted(steps_done, 'step')}, those of the last and the next one are."
             )
         return rates[step]
 

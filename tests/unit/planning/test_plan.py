@@ -396,7 +396,7 @@ def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginManag
     assert planned.kind == "cpu"
     assert "each process that there starts checks for itself" in planned.notes[0]
     assert devices_there(host, "declared", "cpu", 1).notes == []
-    with pytest.raises(PlanError, match="takes 1 GPUs on a host; a process sees 0"):
+    with pytest.raises(PlanError, match="takes 1 GPU on a host; a process sees 0"):
         devices_there(host, "declared", "gpu", 0)
 
 
