@@ -45,7 +45,9 @@ def test_a_process_sees_the_gpu_of_its_local_rank_alone(calls: Calls) -> None:
 
 
 def test_more_processes_than_gpus_are_refused(calls: Calls) -> None:
-    with pytest.raises(PlanError, match="process 2 needs GPU 2 of its host, and TensorFlow sees only 2"):
+    with pytest.raises(
+        PlanError, match="process 2 needs GPU 2 of its host, and TensorFlow sees only 2"
+    ):
         gpu.use_local_gpu(ON_GPU, context(2))
     assert not calls
 

@@ -33,7 +33,7 @@ from isotrain.testing.scorecard import Check, Scorecard
 WITHOUT_CAPABILITY = {
     *("to_device", "is_on_device", "tensor", "numpy", "barrier", "synchronize_device", "close"),
     *(
-        "activation_bytes",
+        "pass_costs",
         "evaluation_step",
         "export",
         "read_weights_file",
