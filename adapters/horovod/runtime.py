@@ -120,7 +120,7 @@ class ProcessSets:
         self._context = context
         self._backend_config = backend_config
         everyone = tuple(range(context.world_size))
-        subgroups = _subgroups(context.device_mesh)
+        subgroups = subgroups_of(context.device_mesh)
         shared = dict.fromkeys(
             tuple(sorted(subgroup)) for subgroup in subgroups if len(set(subgroup)) > 1
         )
@@ -154,7 +154,7 @@ class ProcessSets:
         start(self._hvd, self._context, self._backend_config, list(self._sets.values()))
 
 
-def _subgroups(mesh: DeviceMesh) -> Iterator[Sequence[int]]:
+def subgroups_of(mesh: DeviceMesh) -> Iterator[Sequence[int]]:
     """Subgroups in which a run communicates.
 
     They are replicas with equal shards, or processes of a stage or part; replicas that share one copy of the

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from examples.by_need.harness import Plain, cells, check
+from examples.by_need.harness import Plain, cells, check, load
+
+import isotrain
+from isotrain.core.errors import RunFailedError
 
 EXAMPLE = "cut_layers"
 
@@ -30,3 +33,11 @@ def plain(start: Plain) -> None:
 @cells(EXAMPLE)
 def test_equals_the_plain_program(backend: str, replicas: int, tmp_path: Path) -> None:
     check(EXAMPLE, plain, backend, replicas, tmp_path)
+
+
+@pytest.mark.examples
+def test_only_the_last_layer_stays_whole(tmp_path: Path) -> None:
+    strategy = {"name": "tensor", "options": {"layers": ["classes"]}}
+    spec = load(EXAMPLE).spec.replace(strategy=strategy)
+    with pytest.raises(RunFailedError, match=r"can be cut here: up, down, attention, words\."):
+        isotrain.run(spec, backend="torch-ddp", replicas=1, output=tmp_path, quiet=True)
