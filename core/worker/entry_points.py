@@ -33,6 +33,7 @@ _LATE_STEP = 1 << 20
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from isotrain.core.data.batch import Batch, Slice
     from isotrain.core.pipeline.profile import LayerCost
     from isotrain.core.session.session import Session
 
@@ -192,6 +193,8 @@ def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...]]] | N
     batch = session.next_batch()
     if batch is None:
         return None
+    if not _messages_depend_on_batch(session):
+        batch = _with_two_samples_per_slice(batch)
     adapter = plugin_manager(session.spec.plugins).backend(session.plan.backend)
     for step in range(session.strategy.warm_up_steps):
         session.strategy.step(session.group, replace(batch, step=step), 0.0)
@@ -199,6 +202,26 @@ def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...]]] | N
         for step in range(_LATE_STEP, _LATE_STEP + session.strategy.period):
             session.strategy.step(session.group, replace(batch, step=step), 0.0)
         return list(map(astuple, messages))
+
+
+def _messages_depend_on_batch(session: Session) -> bool:
+    """Whether values of samples may be sent, or a model may need all samples of a slice."""
+    spec = session.spec
+    is_cut = session.plan.device_mesh.positions_per_replica > 1
+    return is_cut or spec.objective is not None or spec.batch_norm == "ghost"
+
+
+def _with_two_samples_per_slice(batch: Batch) -> Batch:
+    """A batch that costs less; two samples, since batch normalization refuses a single one."""
+    from dataclasses import replace
+
+    from isotrain.core.data.pytree import map_parts
+
+    def first_two(each: Slice) -> Slice:
+        inputs, targets = map_parts(lambda rows: rows[:2], (each.inputs, each.targets))
+        return replace(each, inputs=inputs, targets=targets, count=min(2, each.count))
+
+    return replace(batch, slices=tuple(tuple(map(first_two, each)) for each in batch.slices))
 
 
 def probe_step(session: Session) -> dict[str, Any]:

@@ -131,3 +131,18 @@ def test_collectives_inside_and_between_hosts_are_told_apart() -> None:
     first, *others = (64 * 512, 512 * 512, 512 * 10)  # no gradient of the inputs
     flops = 2 * 8 * (2 * first + 3 * sum(others))
     assert plan.bounds.compute == pytest.approx(flops / 66.9e12)
+
+
+class FewSamples(torch.nn.Linear):
+    """A layer that refuses a slice of the local batch, which is large on a CPU."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if len(input) > 2:
+            raise ValueError(f"{len(input)} samples")
+        return super().forward(input)
+
+
+def test_steps_have_few_samples_where_their_messages_are_the_same() -> None:
+    plan = gpu_plan(2, model={"torch": lambda: FewSamples(64, 10)})
+    assert plan.why_not_counted is None
+    assert counts_of_plan(plan) == {"gloo:all_reduce": [1, 64 * 10 + 10 + 1]}
