@@ -182,26 +182,21 @@ def test_torch_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
     [("tf-mirrored", (1, 2, 3, 4, 8)), ("tf-multiworker", (1, 3)), ("horovod-tf", (1, 3))],
 )
 def test_tensorflow_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
-    _require_same_bits(CASES, backend, counts)
+    _require_same_bits(CASES | {"everything": EVERYTHING}, backend, counts)
 
 
 @pytest.mark.slow
-def test_tensorflow_has_the_same_bits_for_three_replicas() -> None:
-    """A model that needs the most: uneven parts, loss denominators, moving statistics and noise."""
-    _require_same_bits({"everything": EVERYTHING}, "tf-mirrored", (1, 3))
-
-
-@pytest.mark.slow
-def test_a_run_on_tensorflow_has_the_same_bits_for_three_replicas(tmp_path: Path) -> None:
-    """Replicas of one process with 3, 3 and 2 parts, which also try the metrics before the first step."""
-    fields = CASES["dropout"] | {"epochs": 1}
+@pytest.mark.parametrize(("parts", "replicas"), [(8, 3), (2, 2)])
+def test_a_run_on_tensorflow_has_the_same_bits(parts: int, replicas: int, tmp_path: Path) -> None:
+    """Replicas with 3, 3 and 2 parts, or 1 each, which also try the metrics before the first step."""
+    fields = CASES["dropout"] | {"epochs": 1, "reproducible": {"granularity": parts}}
     options: dict[str, Any] = {"backend": "tf-mirrored", "on_event": lambda event: None}
-    one, three = (
-        isotrain.run(fields, replicas=replicas, output=tmp_path / str(replicas), **options)
-        for replicas in (1, 3)
+    alone, together = (
+        isotrain.run(fields, replicas=count, output=tmp_path / str(count), **options)
+        for count in (1, replicas)
     )
-    assert not differing(one.weights, three.weights)
-    assert one.history == three.history
+    assert not differing(alone.weights, together.weights)
+    assert alone.history == together.history
 
 
 @pytest.mark.slow

@@ -387,7 +387,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._trainer.metrics.ensure_built()
         batch = padded(batch)
         for index in range(len(batch.slices[0])):
-            yield self._traced.on_counts(self._trace_evaluation_part, _part(batch, index))
+            part = _part(batch, index)
+            yield self._traced.on_counts("evaluate part", self._trace_evaluation_part, part)
 
     def _trace_evaluation_part(
         self, has_placeholders: bool, micro_batches: MicroBatches, counts: tf.Tensor
@@ -550,7 +551,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def evaluation_step(self, batch: Batch) -> None:
         self._trainer.metrics.ensure_built()
-        self._traced.on_counts(self._trace_evaluation, batch)
+        self._traced.on_counts("evaluate", self._trace_evaluation, batch)
 
     def _trace_evaluation(
         self, has_placeholders: bool, micro_batches: MicroBatches, counts: tf.Tensor

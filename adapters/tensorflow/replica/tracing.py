@@ -110,7 +110,7 @@ class TracedFunctions:
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
         return function(*_leaves(batch), self._tensor_of(weights), *tensors, *values)
 
-    def on_counts(self, trace: Callable[..., Any], batch: Batch) -> Any:
+    def on_counts(self, name: str, trace: Callable[..., Any], batch: Batch) -> Any:
         """Calls the traced form of `trace(has_placeholders, micro_batches, counts)` on a batch."""
         batch = padded(batch)
         counts = tuple(
@@ -119,7 +119,7 @@ class TracedFunctions:
         has_placeholders = any(0 in slice_counts for slice_counts in counts)
         varies = batch.varying_widths
         structure = _structure(batch)
-        key = ("evaluate", varies, structure, len(counts[0]), has_placeholders, *batch.values)
+        key = (name, varies, structure, len(counts[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
         values = self._values(batch, "evaluation")
         return function(*_leaves(batch), self._tensor_of(counts), *values)
