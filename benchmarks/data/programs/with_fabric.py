@@ -22,9 +22,7 @@ def main() -> None:
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.01))
     loader = fabric.setup_dataloaders(loader_by_position(job))
     clock = Clock(job, fabric.global_rank)
-    for epoch in range(job.epochs):
-        if job.replicas > 1:
-            loader.sampler.set_epoch(epoch)
+    for _ in range(job.epochs):
         for inputs, targets in loader:
             optimizer.zero_grad()
             fabric.backward(torch_loss(targets, model(inputs)))
