@@ -31,8 +31,9 @@ def install(recorder: ProgramRecorder) -> None:
         backend = keras.backend.backend()
         print(f"isotrain trace: Keras on {backend} is not recorded.", file=sys.stderr, flush=True)
         return
-    tf.config.run_functions_eagerly(True)
     hooks = _Hooks(recorder)
+    tf.config.run_functions_eagerly(True)
+    tf.config.run_functions_eagerly = hooks.choose
     call_before(keras.Layer, "__call__", _eagerly(hooks.enter))
     _call_finally(keras.Layer, "__call__", _eagerly(hooks.leave))
     call_before(tf.GradientTape, "__enter__", _eagerly(lambda *_: hooks.count_tape(1)))
@@ -100,6 +101,20 @@ class _Hooks:
         self._recorder = recorder
         self._replicas: dict[int | None, _Replica] = {}
         self._variables: dict[int, list[Any]] = {}
+        self._runs_eagerly = tf.config.functions_run_eagerly()
+        self._run_eagerly = tf.config.run_functions_eagerly
+        self._horovod: Any = None
+        self._compresses = False
+
+    def choose(self, run_eagerly: bool) -> None:
+        """Replaces `tf.config.run_functions_eagerly`: the choice waits for the last recorded step."""
+        self._runs_eagerly = run_eagerly
+        if not self._is_recording():
+            self._run_eagerly(run_eagerly)
+
+    def _is_recording(self) -> bool:
+        recorders = [replica.recorder for replica in self._replicas.values()] or [self._recorder]
+        return any(recorder.is_recording for recorder in recorders)
 
     def _replica(self) -> _Replica:
         """The replica that computes; that of this process outside of replicas."""
@@ -153,6 +168,7 @@ class _Hooks:
 
     def backward(self, tape: Any, target: Any, *args: Any, **kwargs: Any) -> None:
         """Records the loss that is differentiated."""
+        self._hook_horovod()
         recorder, context = self._replica().recorder, tf.distribute.get_replica_context()
         losses = [each for each in tf.nest.flatten(target) if _has_value(each)]
         if recorder.is_recording and losses and not losses[0].shape.rank:
@@ -163,18 +179,30 @@ class _Hooks:
         """Records the norm before an optimizer clips, and its limit."""
         options = optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue
         limits = [each for each in options if each]
-        if limits:
-            self._clip([each for each in gradients if each is not None], limits[0])
-
-    def clipped(self, result: Any, t_list: Sequence[Any], clip_norm: Any, *args: Any) -> None:
-        """Records the norm before `tf.clip_by_global_norm`, and its limit."""
-        self._clip([each for each in t_list if each is not None], clip_norm)
-
-    def _clip(self, tensors: Sequence[Any], limit: Any) -> None:
+        tensors = [each for each in gradients if each is not None]
         recorder = self._replica().recorder
-        if recorder.is_recording and all(map(_has_value, tensors)):
+        if limits and recorder.is_recording and all(map(_has_value, tensors)):
             norm = float(np.sqrt(sum(np.sum(np.square(_array(each))) for each in tensors)))
-            recorder.event("clip", norm=norm, limit=float(limit))
+            recorder.event("clip", norm=norm, limit=float(limits[0]))
+
+    def clipped(
+        self, result: Any, t_list: Sequence[Any], clip_norm: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Records the norm that `tf.clip_by_global_norm` has computed or was given, and its limit."""
+        recorder = self._replica().recorder
+        if recorder.is_recording:
+            recorder.event("clip", norm=float(result[1]), limit=float(clip_norm))
+
+    def _hook_horovod(self) -> None:
+        """Hooks the 16-bit compression of Horovod, which a program may import after Keras."""
+        horovod = sys.modules.get("horovod.tensorflow")
+        if horovod is not None and horovod is not self._horovod:
+            self._horovod = horovod
+            call_before(horovod.Compression.fp16, "compress", self.compress)
+
+    def compress(self, tensor: Any) -> None:
+        """Keeps that gradients are exchanged in 16 bits."""
+        self._compresses = True
 
     def build(self, optimizer: keras.optimizers.Optimizer, variables: Iterable[Any]) -> None:
         """Keeps the variables of an optimizer, which steps need not name again."""
@@ -204,7 +232,11 @@ class _Hooks:
             replica.recorder.set_rank(*_rank())
 
     def reduced(
-        self, pairs: Sequence[tuple[Any, Any]], optimizer: keras.optimizers.Optimizer, *args: Any
+        self,
+        pairs: Sequence[tuple[Any, Any]],
+        optimizer: keras.optimizers.Optimizer,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """Reads the gradients that the optimizer gets, after the sum over replicas."""
         replica = self._replica()
@@ -215,7 +247,9 @@ class _Hooks:
             {names[id(variable)]: grad for grad, variable in pairs if grad is not None}
         )
 
-    def after_step(self, result: Any, optimizer: keras.optimizers.Optimizer, *args: Any) -> None:
+    def after_step(
+        self, result: Any, optimizer: keras.optimizers.Optimizer, *args: Any, **kwargs: Any
+    ) -> None:
         """Reads weights and state, and ends the record of the step."""
         replica = self._replica()
         facts, replica.facts = replica.facts, {}
@@ -236,13 +270,14 @@ class _Hooks:
             replica.optimizers.index(optimizer),
             {
                 **facts,
+                "compressed": self._compresses,
                 "weight": replica.fingerprints(named),
                 "optimizer_state": replica.fingerprints(slots),
                 "state": replica.fingerprints(state),
             },
         )
-        if not any(each.recorder.is_recording for each in self._replicas.values()):
-            tf.config.run_functions_eagerly(False)
+        if not self._is_recording():
+            self._run_eagerly(self._runs_eagerly)
 
 
 def _rank() -> tuple[int, int]:

@@ -78,6 +78,46 @@ for _ in range(6):
 """
 """A loop under `tf.distribute`: its replicas or `workers`, and the divisor of its summed loss."""
 
+KEYWORDS = """
+import sys
+import numpy as np
+import tensorflow as tf
+import keras
+
+if sys.argv[1] == "True":
+    tf.config.run_functions_eagerly(True)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+optimizer = keras.optimizers.SGD(0.1)
+for _ in range(3):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(np.array([[3.0, 4.0]], "float32"), training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    tf.clip_by_global_norm(gradients, 1.0, name="computed")
+    gradients, _ = tf.clip_by_global_norm(gradients, 1.0, use_norm=tf.constant(2.0))
+    optimizer.apply(gradients, trainable_variables=model.trainable_variables)
+print("functions run eagerly:", tf.config.functions_run_eagerly())
+"""
+HOROVOD = """
+import sys
+import numpy as np
+import tensorflow as tf
+import keras
+import horovod.tensorflow as hvd
+
+hvd.init()
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+optimizer = keras.optimizers.SGD(0.1)
+draw = np.random.default_rng(0)
+for _ in range(3):
+    inputs = draw.normal(size=(12, 8)).astype("float32")[hvd.rank() :: 2]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(inputs, training=True)))
+    tape = hvd.DistributedGradientTape(tape, compression=getattr(hvd.Compression, sys.argv[1]))
+    gradients = tape.gradient(loss, [weight.value for weight in model.trainable_variables])
+    optimizer.apply(gradients, model.trainable_variables)
+"""
+
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ProgramTrace]:
@@ -139,3 +179,42 @@ def test_programs_are_traced_as_they_are(tmp_path: Path) -> None:
     found = compare(one, read_trace(tmp_path / "workers"))
     assert found.agree, found.differences[0]
     assert found.losses[0] == pytest.approx(found.losses[0][::-1], rel=1e-5)
+
+
+def test_steps_by_keywords_are_recorded_and_the_choice_of_the_program_stays(
+    tmp_path: Path,
+) -> None:
+    """Arguments by keyword of `apply` and of clipping; functions run eagerly only where a program asks."""
+    script = tmp_path / "keywords.py"
+    script.write_text(KEYWORDS)
+    for choice in ("True", "False"):
+        command = [sys.executable, "-m", "isotrain", "trace", "--output", choice, "--steps", "2"]
+        made = subprocess.run(
+            [*command, "--", sys.executable, script.name, choice],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr
+        assert "not recorded" not in made.stderr
+        assert f"functions run eagerly: {choice}" in made.stdout
+        steps = read_trace(tmp_path / choice).steps
+        assert len(steps) == 2
+        clips = [(event["norm"], event["limit"]) for event in steps[0].first.of_kind("clip")]
+        assert clips == [(pytest.approx(5.0), 1.0), (2.0, 1.0)]
+
+
+def test_an_exchange_of_horovod_in_16_bits_is_no_fault(tmp_path: Path) -> None:
+    script = tmp_path / "horovod_tape.py"
+    script.write_text(HOROVOD)
+    for name in ("none", "fp16"):
+        command = [sys.executable, "-m", "isotrain", "trace", "--output", name, "--"]
+        start = [Path(sys.executable).with_name("horovodrun"), "-np", "2", sys.executable]
+        made = subprocess.run(
+            [*command, *start, script.name, name], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert made.returncode == 0, made.stderr
+    none, half = read_trace(tmp_path / "none"), read_trace(tmp_path / "fp16")
+    assert [trace.steps[0].first.compressed for trace in (none, half)] == [False, True]
+    for reference, other in itertools.permutations((none, half)):
+        assert compare(reference, other).agree
