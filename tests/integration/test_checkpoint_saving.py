@@ -241,8 +241,8 @@ def test_signals_save_a_checkpoint_and_end_the_run(number: signal.Signals, tmp_p
         seen += program.stderr.readlines()
         assert program.wait(60) == -number, seen
     assert sum(line.startswith("Traceback") for line in seen) == (number == signal.SIGINT)
-    saved = [line for line in seen if "checkpoint after" in line]
-    last = int(saved[-1].rpartition("step-")[2])
+    saved = (folder / "checkpoints").glob("step-*")
+    last = max(int(each.name.removeprefix("step-")) for each in saved)
     steps = (folder / "steps.jsonl").read_text().splitlines()
     done = json.loads(steps[-1])
     assert last == done["first"] + len(done["losses"]), "the last checkpoint is of the last step"
