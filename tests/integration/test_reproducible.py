@@ -175,14 +175,12 @@ def test_torch_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.kernels
 @pytest.mark.features
-@pytest.mark.parametrize(
-    ("backend", "counts"),
-    [("tf-mirrored", (1, 2, 3, 4, 8)), ("tf-multiworker", (1, 3)), ("horovod-tf", (1, 3))],
-)
-def test_tensorflow_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
-    _require_same_bits(CASES | {"everything": EVERYTHING}, backend, counts)
+@pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker", "horovod-tf"])
+def test_tensorflow_has_the_same_bits(backend: str) -> None:
+    """Tracing takes long: more models and numbers are compared by `benchmarks/same_bits.py`."""
+    cases = {"cnn": CASES["cnn"], "lstm": CASES["lstm"], "everything": EVERYTHING}
+    _require_same_bits(cases, backend, (1, 3))
 
 
 @pytest.mark.slow
