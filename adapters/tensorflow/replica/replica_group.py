@@ -95,9 +95,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self.replicas = communicator.replicas
         self.local_replicas = communicator.local_replicas
         self._holder = holder or strategy
-        graph_options = tf.config.optimizer.get_experimental_options()
-        self._rewrites_sums = graph_options.get(_REWRITES_SUMS, True)
         if spec.reproducible:
+            graph_options = tf.config.optimizer.get_experimental_options()
+            self._rewrites_sums = graph_options.get(_REWRITES_SUMS, True)
             tf.config.optimizer.set_experimental_options({_REWRITES_SUMS: False})
         self._trainer = self._build(spec, self._holder.scope)
         if isinstance(holder, InitialValues):
@@ -687,7 +687,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self.barrier()
         self._traced.forget()
         if self._is_first:
-            tf.config.optimizer.set_experimental_options({_REWRITES_SUMS: self._rewrites_sums})
+            if self._spec.reproducible:
+                tf.config.optimizer.set_experimental_options({_REWRITES_SUMS: self._rewrites_sums})
             self._communicator.close()
 
     def _set_rate(self, rate: float) -> None:

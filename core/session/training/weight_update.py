@@ -148,9 +148,12 @@ class WeightUpdate:
 
     def group_scalars(self, step: int) -> dict[str, float]:
         """Rates of optimizer groups with a schedule of their own, by the names of their records. Local."""
+        if not self._group_schedules:
+            return {}
+        groups = self._spec.optimizer.groups
         return {
-            self.scalar_name(f"learning_rate_group_{group}"): self._group_rate(step, group)
-            for group in self._group_schedules
+            self.scalar_name(f"learning_rate_group_{index}"): rate * groups[index].lr_factor
+            for index, rate in self.group_rates(step).items()
         }
 
     def last_rate(self, scheduled: float) -> float:
