@@ -6,6 +6,7 @@ import functools
 import os
 import secrets
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -169,6 +170,7 @@ def hanging_shard(shard: int, shards: int) -> Iterator[Any]:
         yield sample
         if shard == 1 and number == 5:
             waiting, _ = os.pipe()
+            print("shard 1 hangs", file=sys.stderr, flush=True)
             os.read(waiting, 1)
 
 

@@ -310,16 +310,21 @@ def test_a_process_of_shards_that_hangs_is_named_with_its_stack(
     try:
         processes.begin(0, (None, 0))
         processes.begin(1, (None, 0))
-        assert len(processes.chunk(1).samples) == 1  # it has started
+        assert len(processes.chunk(1).samples) == 1
+        log: list[str] = []
+
+        def wait_for_log(text: str) -> None:
+            wait_until(
+                lambda: log.append(capfd.readouterr().err) or text in "".join(log), 60.0, text
+            )
+
+        wait_for_log("shard 1 hangs")  # a signal that comes sooner shows another stack
         processes.timeout = 1.0
         with pytest.raises(
             DataError, match=r"reads shard 1 of the stream \(pid \d+\) has not answered"
         ):
             processes.chunk(1)
-        log: list[str] = []
-        wait_until(
-            lambda: log.append(capfd.readouterr().err) or "in hanging_shard" in str(log), 60.0
-        )
+        wait_for_log("in hanging_shard")
     finally:
         close_all(each.child for each in processes.children)
 
