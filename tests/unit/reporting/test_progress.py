@@ -171,6 +171,7 @@ def test_each_of_many_epochs_has_a_line_if_asked() -> None:
 def test_a_call_says_what_it_waits_for_in_a_notebook_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], quiet: bool
 ) -> None:
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # other tests import it
     with status.waiting("predicting", quiet=quiet):
         status.default_progress(quiet)("half of it")
     assert not capsys.readouterr().err, "neither a terminal nor a notebook"
