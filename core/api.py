@@ -31,6 +31,7 @@ from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.quantities import counted
 from isotrain.core.reporting.status import waiting
 from isotrain.core.results.result import RunResult, result_from_dict
 from isotrain.core.run.controller import RunOutcome, prepare
@@ -203,9 +204,9 @@ def open_session(
     place = detect_cluster_info()
     if place is not None:
         raise UnsupportedError(
-            f"open_session: {place.environment} has started {place.world_size} processes, and a session that"
-            " is opened does not join them. Put the loop into a function and call isotrain.launch(function,"
-            f" spec, backend=...), which does. {explain_rank(place)}"
+            f"open_session: {place.environment} has started {counted(place.world_size, 'process')}, and a"
+            " session that is opened joins no others. Put the loop into a function and call"
+            f" isotrain.launch(function, spec, backend=...), which does. {explain_rank(place)}"
         )
     loaded = load_spec(spec)
     resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))

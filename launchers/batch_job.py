@@ -58,8 +58,9 @@ def slurm_host_slots(
         counts = env.required_list("SLURM_TASKS_PER_NODE", counts_per_host)
     if len(counts) != len(hosts):
         raise ClusterInfoError(
-            f"slurm: SLURM_TASKS_PER_NODE is {variables['SLURM_TASKS_PER_NODE']!r}, for {len(counts)} nodes,"
-            f" and SLURM_JOB_NODELIST is {variables['SLURM_JOB_NODELIST']!r}: job {job} has {len(hosts)}."
+            f"slurm: job {job}: SLURM_TASKS_PER_NODE is {variables['SLURM_TASKS_PER_NODE']!r}"
+            f" (nodes: {len(counts)}), and SLURM_JOB_NODELIST is {variables['SLURM_JOB_NODELIST']!r}"
+            f" (nodes: {len(hosts)})."
         )
     devices = env.number("SLURM_GPUS_ON_NODE") if gpus is None else gpus
     return tuple(HostSlots(slots, host, devices) for host, slots in zip(hosts, counts, strict=True))

@@ -193,7 +193,7 @@ def _waiting_message(arguments: argparse.Namespace) -> str:
     free = {name: count for name, count in ray.available_resources().items() if ":" not in name}
     return (
         f"ray: waiting for {arguments.workers} x {json.dumps(arguments.bundle)} ({arguments.placement});"
-        f" free on {len(ray.nodes())} nodes are {json.dumps(free)}"
+        f" free on the cluster (nodes: {len(ray.nodes())}): {json.dumps(free)}"
     )
 
 

@@ -141,9 +141,8 @@ class Pipeline(Strategy):
         shape = self._shape(spec)
         stage_orders(self._schedule, shape)
         return [
-            f"{self.name}: {self._stages} stages, {spec.gradient_accumulation_steps}"
-            " micro-batches (`gradient_accumulation_steps`): stages wait"
-            f" {pipeline_bubble(shape):.0%} of a step where their passes take equally long",
+            f"{self.name}: stages ({self._stages}) wait {pipeline_bubble(shape):.0%} of a step where their"
+            f" passes take equally long (gradient_accumulation_steps: {spec.gradient_accumulation_steps})",
             *([_NOT_CAPTURED] if _would_be_captured(spec, plan) else []),
         ]
 

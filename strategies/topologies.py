@@ -89,7 +89,7 @@ def _random(replicas: int, degree: int, seed: int) -> Rounds:
     if degree % 2 or not 2 <= degree < replicas:
         raise PlanError(
             f"strategy gossip: degree: expected an even number from 2 to {replicas - 1} for a random"
-            f" graph of {replicas} replicas, received {degree}."
+            f" graph (replicas: {replicas}), received {degree}."
         )
     generator = random.Random(seed)
     permutations: list[Permutation] = []

@@ -144,8 +144,8 @@ def find_cuts(model: keras.Model, degree: int, patterns: Sequence[str]) -> list[
     for cut, (count, what) in chosen:
         if count < degree:
             raise SpecError(
-                f"strategy tensor: {cut.layers}: {count} {what} cannot be cut into {degree} parts. Choose a"
-                " smaller degree, or name the layers to cut by `layers`."
+                f"strategy tensor: {cut.layers}: expected {degree} {what} or more for this degree,"
+                f" received {count}. Choose a smaller degree, or name the layers to cut by `layers`."
             )
     return [cut for cut, _ in chosen]
 

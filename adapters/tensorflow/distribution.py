@@ -59,7 +59,7 @@ def mirrored_strategy(
     available = len(tf.config.list_logical_devices(kind))
     if available < count:
         raise PlanError(
-            f"tf-mirrored: {count} replicas need as many {kind} devices, and this process has"
+            f"tf-mirrored: expected a {kind} device for each replica ({count}), and this process has"
             f" {available}. TensorFlow fixes its devices once per process, at its first operation:"
             " start each run in a new process (isotrain.run does)."
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from isotrain.analysis.find.trial import launch_trial, trial_spec
 from isotrain.core.errors import RunFailedError, SpecError
 from isotrain.core.planning.cluster_environment import require_single_process
-from isotrain.core.reporting.status import OnProgress, default_progress
+from isotrain.core.reporting.status import OnProgress, default_progress, noting_interrupt
 from isotrain.core.run.options import ResumeOptions, require_known
 from isotrain.core.spec.loading import SpecLike, load_spec
 
@@ -130,7 +130,8 @@ def find_batch(
         nonlocal samples
         changed = trial_spec(checked, steps=steps, global_batch_size=size, local_batch_size=None)
         try:
-            measured = launch_trial(partial(_measure, steps=steps), changed, backend, options)
+            with noting_interrupt(_left_by_interrupt(BatchSearch(tuple(trials), samples).largest)):
+                measured = launch_trial(partial(_measure, steps=steps), changed, backend, options)
         except RunFailedError as error:
             if not _is_out_of_memory(error):
                 raise
@@ -153,6 +154,16 @@ def find_batch(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return BatchSearch(tuple(trials), samples)
+
+
+def _left_by_interrupt(largest: int | None) -> str:
+    """Note for an interrupt of the next trial: what is left of the search, and how to go on."""
+    if largest is None:
+        return "No global batch has fitted yet. To start again, use the same command."
+    return (
+        f"The largest global batch that has fitted: {largest}.\n"
+        f"to go on from it: add --first-batch {largest} to the same command"
+    )
 
 
 def _is_out_of_memory(error: RunFailedError) -> bool:

@@ -11,7 +11,7 @@ from isotrain.analysis.find.rate_search import RateSearch
 from isotrain.analysis.find.trial import launch_trial, trial_spec
 from isotrain.core.errors import SpecError
 from isotrain.core.planning.cluster_environment import require_single_process
-from isotrain.core.reporting.status import waiting
+from isotrain.core.reporting.status import noting_interrupt, waiting
 from isotrain.core.run.options import ResumeOptions, require_known
 from isotrain.core.spec.loading import SpecLike, load_spec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FIRST, LAST, STEPS = 1e-7, 10.0, 100
 """Defaults of the first and the last rate, and of the number of steps between them."""
+_INTERRUPTED = "Nothing is left of the search. To start again, use the same command."
 _SMOOTHING = 0.95
 _DIVERGED = 4.0
 """Multiple of the least smoothed loss beyond which the run has diverged."""
@@ -71,7 +72,8 @@ def find_rate(
         )
     changed = trial_spec(checked, steps=steps, schedule="constant")
     work = partial(_sweep, first=first_rate, last=last_rate, steps=steps)
-    with waiting("training while the learning rate rises", quiet=options.get("quiet", False)):
+    status = waiting("training while the learning rate rises", quiet=options.get("quiet", False))
+    with status, noting_interrupt(_INTERRUPTED):
         found = launch_trial(work, changed, backend, options)
     smoothed = smoothed_losses(found["losses"])
     suggestion = steepest_rate(found["rates"], smoothed)

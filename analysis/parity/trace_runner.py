@@ -22,12 +22,13 @@ from isotrain.core.launching.scheduler.scheduler_launcher import require_submitt
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
-from isotrain.core.reporting.status import OnProgress
+from isotrain.core.reporting.status import OnProgress, noting_interrupt
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.weight_name_map import NameMap, map_of
 from isotrain.core.system.files import make_folder
 
 _OUTPUT = "the output folder"
+_FINGERPRINTS = "fingerprints"
 NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONOUS_STEP)
 """Required capabilities; the synchronous step, because all optimizer state is compared."""
 _MARKER_FILE = "marker"
@@ -130,7 +131,8 @@ class TraceRunner:
         marker = None if self._is_local else str(self._folder / _MARKER_FILE)
         work = tracing.Trace(self._count, names, self._initial, collects_notes, marker)
         try:
-            returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
+            with noting_interrupt(self._left_by_interrupt()):
+                returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
         except IsotrainError as error:
             self._failed = True
             if isinstance(error, RunFailedError):
@@ -139,9 +141,17 @@ class TraceRunner:
         if self._initial is None:
             self._initial = str(folder / tracing.INITIAL_FILE)
         if self._output is not None:
-            kept = RunDirectory(make_folder(self._output / "fingerprints", _OUTPUT))
+            kept = RunDirectory(make_folder(self._output / _FINGERPRINTS, _OUTPUT))
             kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
         return assemble_trace(target.name, returned)
+
+    def _left_by_interrupt(self) -> str:
+        """Note for an interrupt of the current run: what is left of the check, and how to go on."""
+        kept = "Nothing is left of the check."
+        if self._output is not None and self._launched > 1:
+            folder = self._output / _FINGERPRINTS
+            kept = f"There is no verdict. The fingerprints of the runs before: {folder}"
+        return f"{kept}\nTo start again, use the same command; fewer --steps take less time."
 
     def keep(self, file: str, text: str) -> None:
         """Writes a text file to the output folder, if there is one."""

@@ -13,6 +13,7 @@ from isotrain.analysis.parity import tensor_sketch
 from isotrain.analysis.parity.records import Cause
 from isotrain.analysis.program_trace.case import STAGES, Case, updates
 from isotrain.analysis.program_trace.reading import GlobalStep, Tensors
+from isotrain.core.quantities import counted
 
 _FITS = 1e-2
 """A hypothesis explains gradients if what is left is below this fraction of their norm."""
@@ -76,7 +77,7 @@ def _samples_repeated(case: Case) -> Cause | None:
         "samples-repeated",
         "samples are repeated",
         [
-            f"step {case.first.step} has {repeated.total()} samples more than the reference, which were"
+            f"step {case.first.step} has {counted(repeated.total(), 'sample')} more than the reference, seen"
             " in the run before"
         ],
         "a sampler fills up uneven shares: weigh the repeated samples by 0, or let shares be uneven.",
@@ -91,7 +92,7 @@ def _samples_missing(case: Case) -> Cause | None:
     return Cause(
         "samples-dropped",
         "samples are dropped",
-        [f"{missing} of the {reference.total()} samples of step {case.first.step} are missing"],
+        [f"missing in step {case.first.step}: {missing} of {counted(reference.total(), 'sample')}"],
         "look for `drop_last`, and for shares that are cut to one length.",
     )
 
@@ -511,7 +512,9 @@ def _evaluation_repeats(case: Case) -> Cause | None:
     return Cause(
         "evaluation-repeats-samples",
         "evaluation counts samples twice",
-        [f"{repeated} of {rows.total()} samples are evaluated more often than in the reference"],
+        [
+            f"evaluated more often than in the reference: {repeated} of {counted(rows.total(), 'sample')}"
+        ],
         "drop the samples with which the sampler fills up shares, as `gather_for_metrics` does.",
     )
 

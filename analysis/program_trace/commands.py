@@ -48,6 +48,9 @@ def trace(options: argparse.Namespace) -> int:
         status = _run(program, environment)
         if status == 0:
             _tell(read_trace(folder), options)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(_left_by_interrupt(folder))
+        raise
     finally:
         if not options.output and not any(folder.iterdir()):
             folder.rmdir()
@@ -71,6 +74,23 @@ def _run(program: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
+def _left_by_interrupt(folder: Path) -> str:
+    """Note for an interrupt of the program: its recorded steps, and how to go on."""
+    try:
+        recorded = _recorded(read_trace(folder))
+    except IsotrainError:
+        return "No step of all processes was recorded. To start again, use another --output."
+    return (
+        f"{recorded}\n`isotrain parity` compares these steps. To record more, start again with another"
+        " --output."
+    )
+
+
+def _recorded(made: ProgramTrace) -> str:
+    steps, owners = counted(len(made.steps), "step"), counted(made.processes, "process")
+    return f"{steps} of {owners} in {made.folder}"
+
+
 def _tell(made: ProgramTrace, options: argparse.Namespace) -> None:
     if options.json:
         facts = {
@@ -81,8 +101,7 @@ def _tell(made: ProgramTrace, options: argparse.Namespace) -> None:
         }
         print(json_page({"format": FORMAT, **facts}))
     elif not options.quiet:
-        steps, owners = counted(len(made.steps), "step"), counted(made.processes, "process")
-        print(f"isotrain: {steps} of {owners} in {made.folder}", file=sys.stderr)
+        print(f"isotrain: {_recorded(made)}", file=sys.stderr)
         if made.sharded:
             names = first_of(made.sharded, 5)
             print(f"isotrain: not recorded, as sharded over processes: {names}", file=sys.stderr)

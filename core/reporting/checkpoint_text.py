@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isotrain.core.quantities import counted
 from isotrain.core.reporting.tables import facts, number, paragraph, size, table, text_of
 
 
@@ -32,7 +33,9 @@ def differences(report: Mapping[str, Any]) -> str:
     locations = [each["location"] for each in report["checkpoints"]]
     rows = list(zip(("one", "other"), locations, strict=True))
     differing = report["tensors"]
-    rows.append(("in both", f"{report['compared']} tensors, {len(differing)} of which differ"))
+    rows.append(
+        ("in both", f"{counted(report['compared'], 'tensor')}; that differ: {len(differing)}")
+    )
     parts = [facts(None, rows)]
     if differing:
         columns = ("section", "tensor", "numbers", "that differ", "by at most", "relative")

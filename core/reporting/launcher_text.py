@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.quantities import counted
 from isotrain.core.reporting.tables import facts, paragraph, table, text_of
 
 if TYPE_CHECKING:
@@ -103,9 +104,8 @@ def _allocation(report: Mapping[str, Any]) -> str:
 
 def _host_resources(host: Mapping[str, Any]) -> str:
     slots, devices = host["slots"], host["devices"]
-    processes = f"{slots} process{'' if slots == 1 else 'es'}"
-    gpus = f", {devices} GPU{'' if devices == 1 else 's'}" if devices else ""
-    return f"{host['host'] or 'any host'} ({processes}{gpus})"
+    gpus = f", {counted(devices, 'GPU')}" if devices else ""
+    return f"{host['host'] or 'any host'} ({counted(slots, 'process')}{gpus})"
 
 
 def pairs(column: str, entries: Sequence[Mapping[str, Any]], reasons: dict[str, int]) -> str:

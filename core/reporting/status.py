@@ -46,3 +46,13 @@ def waiting(activity: str, *, quiet: bool = False) -> Iterator[None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         progress.add_task(activity)
         yield
+
+
+@contextlib.contextmanager
+def noting_interrupt(note: str) -> Iterator[None]:
+    """Adds a note to a `KeyboardInterrupt` of the block: what is left, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(note)
+        raise

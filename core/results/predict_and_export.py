@@ -28,7 +28,7 @@ from isotrain.core.launching.probe_run import probe_run
 from isotrain.core.planning.cluster_environment import detect_cluster_info
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
-from isotrain.core.reporting.status import waiting
+from isotrain.core.reporting.status import noting_interrupt, waiting
 from isotrain.core.results.trained_model import RunLike, TrainedModel
 from isotrain.core.session.training.dataloaders import load_dataset
 from isotrain.core.session.weights.weight_readers import portions, stored_weights
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 
 _SAVED_MODEL_FILE = "saved_model.pb"
+_INTERRUPTED = (
+    "Nothing was written, and the run is as it was. To start again, use the same command."
+)
 _MAX_NAMES = 10
 """Number of weights that an error names."""
 
@@ -139,7 +142,7 @@ def predict(
     predict_spec = trained.spec(functools.partial(_prediction_data, data))
     work = functools.partial(_predict, weights=trained.location)
     resolved_spec = ResolvedSpec(predict_spec, plugin_manager(predict_spec.plugins))
-    with waiting("predicting", quiet=quiet):
+    with waiting("predicting", quiet=quiet), noting_interrupt(_INTERRUPTED):
         return probe_run(work, resolved_spec, backend or trained.backend, replicas)
 
 
@@ -184,7 +187,7 @@ def evaluate(
     )
     work = functools.partial(_evaluate, weights=trained.location)
     resolved_spec = ResolvedSpec(evaluation_spec, plugin_manager(evaluation_spec.plugins))
-    with waiting("evaluating", quiet=quiet):
+    with waiting("evaluating", quiet=quiet), noting_interrupt(_INTERRUPTED):
         returned = probe_run(work, resolved_spec, backend or trained.backend, replicas)
     return dict(returned)
 
@@ -247,7 +250,11 @@ def export(
         global_batch_size=2
     )
     host = plugin_manager(export_spec.plugins)
-    with atomically_replaced(path) as new, waiting("exporting", quiet=quiet):
+    with (
+        noting_interrupt(_INTERRUPTED),
+        atomically_replaced(path) as new,
+        waiting("exporting", quiet=quiet),
+    ):
         work = functools.partial(
             _export,
             weights=trained.location,

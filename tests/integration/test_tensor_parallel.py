@@ -168,7 +168,7 @@ def test_all_processes_predict_and_none_alone(tmp_path: Path) -> None:
 
 
 def test_a_layer_needs_a_unit_for_each_part(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match=r"up, down: 1 units cannot be cut into 2 parts"):
+    with pytest.raises(RunFailedError, match=r"up, down: expected 2 units or more"):
         trained("torch-ddp", 1, tmp_path, model_args={"width": 1}, **CUT)
 
 

@@ -9,6 +9,7 @@ from isotrain.analysis.parity.causes.communication import wrong_reduction
 from isotrain.analysis.parity.causes.model import computed_in_float32, random_streams, statistics
 from isotrain.analysis.parity.causes.optimizer import epsilon, scaled_update
 from isotrain.analysis.parity.records import Cause
+from isotrain.core.quantities import counted
 
 _SUSPECTS: tuple[Callable[[DivergenceCase], Cause | None], ...] = (
     computed_in_float32,
@@ -60,6 +61,6 @@ def _unknown(case: DivergenceCase) -> Cause:
     title, advice = _GENERAL[stage]
     names = ", ".join(repr(divergence.name) for divergence in case.divergences[:3])
     evidence = [
-        f"{len(case.divergences)} tensors differ there: {names}{', ...' if case.divergences[3:] else ''}"
+        f"in {counted(len(case.divergences), 'tensor')}: {names}{', ...' if case.divergences[3:] else ''}"
     ]
     return Cause(f"{stage}-differs", title, evidence + case.evaluation(), advice)

@@ -17,6 +17,7 @@ from isotrain.core.data.sources import AnySource
 from isotrain.core.data.streaming.rebatch import fingerprint
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
+from isotrain.core.quantities import counted
 
 _SECONDS = 1.0
 """Target interval of the all-reduce of requests (3 numbers)."""
@@ -72,7 +73,7 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
         for process, count, checksum in zip(plan.processes, counts, checksums, strict=True):
             if (count, checksum) == (counts[0], checksums[0]):
                 continue
-            difference = f"{count:.0f} {name} samples where rank 0 has {counts[0]:.0f}"
+            difference = f"{counted(int(count), f'{name} sample')} where rank 0 has {counts[0]:.0f}"
             if count == counts[0]:
                 difference = f"other {name} samples than rank 0, though as many"
             raise DataError(

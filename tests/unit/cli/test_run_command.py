@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import pkgutil
 import signal
+import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -207,3 +211,53 @@ def test_profile_sets_the_field_of_the_spec(
     found = in_process("run", "small.json", *arguments, folder=folder)
     assert "profile" in found.stderr
     assert json.loads((folder / "out" / "spec.json").read_text())["profile"] == expected
+
+
+INTERRUPTING = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+
+
+def test_an_interrupt_says_what_is_left_and_how_to_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ("small.json", "--backend", "reference")
+    done = in_process("run", *spec, "--output", "run", folder=folder)
+    assert done.returncode == ExitCode.OK, done.stderr
+
+    def left_by(*words: str, first_runs: int = 0) -> str:
+        """What a command prints whose processes are interrupted after some complete runs."""
+        with monkeypatch.context() as patch:
+            for name in (
+                "core.launching.probe_run.run_job",
+                "analysis.parity.trace_runner.run_job",
+                "analysis.find.trial.launch",
+            ):
+                _interrupt_after(patch, f"isotrain.{name}", first_runs)
+            ended = in_process(*words, folder=folder)
+        assert (ended.stdout, ended.returncode) == ("", ExitCode.INTERRUPTED)
+        return ended.stderr.partition("isotrain: interrupted\n")[2]
+
+    samples = ("--data", "small.py:data", "--output", "made.npy")
+    for words in (("predict", "run", *samples), ("evaluate", "run", "--data", "small.py:data")):
+        assert left_by(*words).startswith("Nothing was written, and the run is as it was.")
+    assert left_by("find", "rate", *spec).startswith("Nothing is left of the search.")
+    assert left_by("find", "batch", *spec).startswith("No global batch has fitted yet.")
+    assert "add --first-batch 4 " in left_by("find", "batch", *spec, first_runs=1)
+    assert left_by("parity", *spec, "--replicas", "1,2").startswith("Nothing is left of the check.")
+    kept = left_by("parity", *spec, "--replicas", "1,2", "--output", "parity", first_runs=1)
+    assert "runs before: parity/fingerprints\n" in kept
+    assert len([*(folder / "parity" / "fingerprints").iterdir()]) == 1
+    recorded = left_by("trace", "--", sys.executable, "-c", INTERRUPTING)
+    assert recorded.startswith("No step of all processes was recorded.")
+    assert not [*folder.glob("trace-*"), *folder.glob("made*")]
+
+
+def _interrupt_after(patch: pytest.MonkeyPatch, name: str, runs: int) -> None:
+    """Makes a function raise `KeyboardInterrupt` after so many calls."""
+    function, calls = pkgutil.resolve_name(name), itertools.count()
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(calls) < runs:
+            return function(*arguments, **options)
+        raise KeyboardInterrupt
+
+    patch.setattr(name, interrupted)

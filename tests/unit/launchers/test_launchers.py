@@ -231,7 +231,7 @@ class TestJobs:
             ({"SLURM_JOB_NODELIST": "n["}, "SLURM_JOB_NODELIST: "),
             (
                 {"SLURM_JOB_NODELIST": "n[1-4]", "SLURM_TASKS_PER_NODE": "1"},
-                r"SLURM_TASKS_PER_NODE is '1', for 1 nodes, and SLURM_JOB_NODELIST is 'n\[1-4\]'",
+                r"SLURM_TASKS_PER_NODE is '1' \(nodes: 1\), and SLURM_JOB_NODELIST is 'n\[1-4\]'",
             ),
             ({"SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "gpu:2"}, "SLURM_GPUS_ON_NODE is"),
         ],
