@@ -93,6 +93,7 @@ class Sharded(Strategy):
     parallel_layout: ParallelLayout = ShardedLayout()
     keeps_replicas_equal = "always"
     equals_data_parallel = True
+    applies_ordered_sums = True
     invariants = frozenset({Invariant.GRADIENT_SUM})
     memory_saving = ({"stage": 1}, {"stage": 2}, {"stage": 3})
     variants = ({"stage": 3}, {"hybrid": True})
@@ -131,6 +132,7 @@ class Sharded(Strategy):
             self.parallel_layout = ShardedLayout(hosts)
             self.requires = self.requires | {Capability.SUBGROUPS}
         self._clips = False
+        self._shards_gradients = stage > 1
         self._gradient_accumulation_steps = 1
         self._hosts: Hosts = ()
         self._shard_buckets: tuple[ShardBucket, ...] = ()
@@ -168,6 +170,7 @@ class Sharded(Strategy):
         """
         self._hosts = plan.device_mesh.groups(SHARD)
         self._gradient_accumulation_steps = plan.gradient_accumulation_steps
+        self._shards_gradients = self._stage > 1 and spec.reproducible is None
         if self._stage == 3:
             return
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
@@ -216,6 +219,13 @@ class Sharded(Strategy):
         group.compute(all_gather_weights, static=self._shard_buckets)
         return loss
 
+    def apply_gradients(
+        self, group: ReplicaGroup, gradients: Sequence[Sequence[Tensor]], learning_rate: float
+    ) -> None:
+        """Updates the local shard and all-gathers weights (stages 1 and 2)."""
+        group.apply_gradients(gradients, learning_rate)
+        group.compute(all_gather_weights, static=self._shard_buckets)
+
     @contextmanager
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
         """Gathers all weights on all replicas (stage 3)."""
@@ -247,7 +257,7 @@ class Sharded(Strategy):
         assignment = assign_shards(model.weights, shards)
         largest = max(assignment.shard_sizes)
         gradients = replicated.gradients
-        if self._stage > 1:
+        if self._shards_gradients:
             buckets = assignment.buckets(int(self._bucket_bytes))
             gradients = min(gradients, largest + max(sum(bucket.sizes) for bucket in buckets))
         return replace(replicated, gradients=gradients, slots=largest * model.slots)
@@ -282,7 +292,13 @@ class Sharded(Strategy):
         shards = self._shard_count(replicas)
         inside, between = (shards - 1) / shards, 2 * (1 / shards - 1 / replicas)
         times = self._gradient_accumulation_steps if self._stage == 2 else 1
-        return (times * (inside + between) + inside) * gradient_bytes
+        reduced = times * (inside + between) * gradient_bytes
+        return reduced + self.update_bytes(gradient_bytes, replicas)
+
+    def update_bytes(self, gradient_bytes: int, replicas: int) -> float:
+        """Bytes of an all-gather of the updated weights."""
+        shards = self._shard_count(replicas)
+        return (shards - 1) / shards * gradient_bytes
 
 
 def reduce_bucket(

@@ -39,6 +39,12 @@ def _where_synchronous(strategy: Strategy) -> str | None:
     return "the strategy does not say that it equals data parallelism"
 
 
+def _where_ordered(strategy: Strategy) -> str | None:
+    if strategy.applies_ordered_sums or strategy.requires == {Capability.SYNCHRONOUS_STEP}:
+        return None
+    return "the strategy does not say that it applies sums in one order"
+
+
 def _where_invariant(invariant: Invariant) -> Callable[[Strategy], str | None]:
     def reason(strategy: Strategy) -> str | None:
         is_declared = invariant in strategy.invariants
@@ -69,6 +75,14 @@ class StrategyRun:
         """Spec of the run with a strategy on a backend."""
         strategy = {"name": name, "options": dict(options)}
         return digits.spec(**self.changes, adapter=adapter, strategy=strategy)
+
+    def is_made(self, strategy: Strategy, adapter: Adapter) -> bool:
+        """Whether one of the checks applies to a strategy on a backend."""
+        capabilities = adapter.capabilities_for(strategy.parallel_layout.name)
+        return not all(
+            inapplicable(strategy) or check.obstacle(capabilities)
+            for check, inapplicable in self.checks.items()
+        )
 
 
 DECLARATIONS = Check(strategy_checks.strategy_declarations)
@@ -123,6 +137,15 @@ STRATEGY_RUNS = (
             "optimizer": {"name": "sgd", "lr": strategy_runs.SMALL_RATE},
         },
     ),
+    StrategyRun(
+        strategy_runs.ordered_steps,
+        {
+            Check(
+                strategy_checks.ordered_sums_keep_bits, frozenset({Capability.ORDERED_SUMS})
+            ): _where_ordered
+        },
+        changes={"epochs": 1, "reproducible": "bits"},
+    ),
 )
 """Runs of a strategy, one after the other; each starts anew with its own processes."""
 
@@ -158,9 +181,10 @@ def check_strategy(
     chosen = backend or fitting_backend(strategy, plugins)
     adapter = plugins.backend(split_backend(chosen)[0])
     for trial in STRATEGY_RUNS:
-        count = trial.replicas or replicas
-        spec = load_spec(on_device(trial.spec(name, with_options, adapter)))
-        make_plan(ResolvedSpec(spec, plugins), backend=chosen, replicas=count)
+        if trial.is_made(strategy, adapter):
+            count = trial.replicas or replicas
+            spec = load_spec(on_device(trial.spec(name, with_options, adapter)))
+            make_plan(ResolvedSpec(spec, plugins), backend=chosen, replicas=count)
     results = [outcome_of(DECLARATIONS, strategy)]
     for trial in STRATEGY_RUNS:
 

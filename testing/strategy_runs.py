@@ -97,6 +97,23 @@ def steady_gradient(session: Session) -> Results:
     return results
 
 
+def ordered_steps(session: Session) -> Results:
+    """Takes first steps with sums in one order; applies the gradients of each by the group alone, too."""
+    steps = []
+    for batch in session.batches():
+        before = _weights(session)
+        gradients, loss = session.gradients(batch)
+        session.apply_gradients(batch, gradients, loss)
+        after = _weights(session)
+        session.write_state(before)
+        session.group.apply_gradients(gradients, digits.RATE)
+        steps.append({"before": before, "after": after, "by the group": _weights(session)})
+        session.write_state(after)
+        if len(steps) == EARLY:
+            break
+    return {"steps": steps}
+
+
 def _weights(session: Session) -> dict[str, np.ndarray]:
     """Trainable weights by name, in unsharded shapes, gathered where they are sharded. Collective."""
     described = session.group.describe_state(("trainable",)).values()

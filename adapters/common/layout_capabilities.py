@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from isotrain.plugin import Plan
 
 
+_UNORDERED = "a replica updates a shard of each weight, in which kernels may round otherwise"
+
+
 def layout_capabilities(replicated: Capabilities) -> dict[str, Capabilities]:
     """Capabilities by parallel layout, for backends that have all layouts.
 
@@ -35,7 +38,7 @@ def layout_capabilities(replicated: Capabilities) -> dict[str, Capabilities]:
                 Capability.HYBRID_SHARDING,
             },
             "a replica has a shard of each weight",
-        ),
+        ).with_changes(lacks={Capability.ORDERED_SUMS: _UNORDERED}),
         "tensor": Capabilities.only(
             {Capability.SYNCHRONOUS_STEP, Capability.NAMED_STATE, Capability.UNSHARD_WEIGHTS},
             "a process has a part of the layers that are cut",

@@ -39,6 +39,7 @@ from isotrain.adapters.keras.metrics import (
 from isotrain.adapters.keras.model_dict import ModelDict
 from isotrain.adapters.keras.optimizers import (
     build_optimizer,
+    global_norm,
     loss_scale,
     loss_scale_variables,
     momentum_option,
@@ -70,6 +71,7 @@ __all__ = [
     "moving_statistics",
     "float64_results",
     "freeze_model",
+    "global_norm",
     "named_results",
     "require_sums",
     "seed_offset",

@@ -248,6 +248,13 @@ def loss_scale(optimizer: keras.optimizers.Optimizer) -> Any | None:
     return optimizer.loss_scale_factor
 
 
+def global_norm(gradients: Sequence[Any]) -> Any:
+    """L2 norm, a scalar, of gradients of any shapes together, with the bits of Keras' own."""
+    ops = keras.ops
+    squares = ops.stack([ops.sum(ops.square(gradient)) for gradient in gradients])
+    return ops.sqrt(ops.sum(squares))
+
+
 def weight_finalizer(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]
 ) -> Callable[[], None] | None:

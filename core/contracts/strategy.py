@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -77,6 +77,9 @@ class Strategy(ABC):
             data parallelism, up to rounding, for losses that weigh all targets alike.
         steps_named_updates: Whether one instance can step the groups of several named updates by turns: it
             keeps nothing from step to step.
+        applies_ordered_sums: Whether `apply_gradients` can take the place of `step` where the spec is
+            `reproducible`, which computes the mean gradients in an order of its own. Strategies that require
+            `synchronous-step` alone can.
         invariants: Quantities that its communication preserves.
         memory_saving: Sets of options with which a replica needs less memory than under data parallelism,
             smallest saving first; `isotrain check` suggests them where a model does not fit.
@@ -96,6 +99,7 @@ class Strategy(ABC):
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
     steps_named_updates: bool = False
+    applies_ordered_sums: bool = False
     invariants: frozenset[Invariant] = frozenset()
     memory_saving: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
@@ -203,6 +207,19 @@ class Strategy(ABC):
             Mean loss of the global batch, a scalar tensor, equal on all replicas.
         """
 
+    def apply_gradients(
+        self, group: ReplicaGroup, gradients: Sequence[Sequence[Tensor]], learning_rate: float
+    ) -> None:
+        """Updates the weights by mean gradients that every replica has. Called as `step` is, in its place.
+
+        Args:
+            group: The replicas of this process.
+            gradients: For each local replica the mean gradients over the global batch, equal to the bit on
+                all replicas: one of each trainable weight's shape, in the order of the weights' names.
+            learning_rate: Learning rate of this step.
+        """
+        group.apply_gradients(gradients, learning_rate)
+
     def evaluating(self, group: ReplicaGroup) -> AbstractContextManager[None]:
         """Context in which replicas hold the weights to evaluate, such as averages. Called on every process.
 
@@ -227,6 +244,10 @@ class Strategy(ABC):
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
         """Bytes that each replica sends per step, on average; None: as the backend estimates it."""
         return None
+
+    def update_bytes(self, gradient_bytes: int, replicas: int) -> float:
+        """Bytes that each replica sends in `apply_gradients`."""
+        return 0.0
 
 
 def require_backend_step(strategy: Strategy, user: str) -> None:

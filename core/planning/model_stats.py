@@ -123,7 +123,9 @@ def _exchanged_bytes(
     sent = 0.0
     spec = resolved_spec.spec
     if spec.parts is not None:
-        sent = tree_sum.exchanged_bytes(plan.gradient_bytes or 0, spec.parts, plan.replicas)
+        nbytes = plan.gradient_bytes or 0
+        sent = tree_sum.exchanged_bytes(nbytes, spec.parts, plan.replicas)
+        sent += resolved_spec.strategy.update_bytes(nbytes, plan.replicas)
     elif plan.replicas > 1:
         strategy_bytes = resolved_spec.strategy.exchanged_bytes(
             plan.gradient_bytes or 0, plan.replicas

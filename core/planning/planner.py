@@ -414,12 +414,13 @@ def _require_ordered_sums(
     """
     if spec.parts is None:
         return
-    require_backend_step(strategy, "reproducible")
+    if not strategy.applies_ordered_sums:
+        require_backend_step(strategy, "reproducible")
     capabilities = adapter.capabilities_for(strategy.parallel_layout.name)
     if reasons := capabilities.missing({Capability.ORDERED_SUMS}):
         raise UnsupportedError(
             f"reproducible: backend {adapter.name!r} has {'; '.join(reasons)}. Leave it out, or"
-            " choose another backend."
+            " choose another backend or strategy."
         )
     if devices.kind == "gpu":
         raise UnsupportedError(

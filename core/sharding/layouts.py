@@ -73,6 +73,7 @@ _INHERITED = frozenset(
         Capability.COMPUTE,
         Capability.SUBGROUPS,
         Capability.BFLOAT16_COLLECTIVES,
+        Capability.ORDERED_SUMS,
     }
 )
 """Capabilities of sharded groups wherever replicated groups have them."""
@@ -81,7 +82,6 @@ _UPDATES_ALL_WEIGHTS = (
     Capability.SYNCHRONOUS_STEP,
     Capability.LOCAL_STEP,
     Capability.AVERAGE_PARAMETERS,
-    Capability.ORDERED_SUMS,
 )
 """Capabilities that need a replica that updates all weights."""
 

@@ -159,6 +159,22 @@ def keeps_gradient_sum(evidence: Evidence) -> None:
     )
 
 
+def ordered_sums_keep_bits(evidence: Evidence) -> None:
+    """With `reproducible: bits`, each weight gets the bits of an update by some replica's group alone."""
+    for number, steps in enumerate(
+        zip(*(process["steps"] for process in evidence.processes), strict=True)
+    ):
+        for name, before in steps[0]["before"].items():
+            updates = [step["by the group"][name] for step in steps]
+            updates = [update for update in updates if not np.array_equal(update, before)]
+            expected = updates[0] if updates else before
+            for rank, step in enumerate(steps):
+                assert step["after"][name].tobytes() == expected.tobytes(), (
+                    f"step {number}: {name} on process {rank} is not what `apply_gradients` of a group makes"
+                    " of the same gradients, to the bit"
+                )
+
+
 def _held_back(evidence: Evidence, gradient: Weights, steps: int) -> float:
     """Sum of absolute differences between the full gradient updates and the change of the weights."""
     total = 0.0

@@ -129,7 +129,7 @@ class ReferenceGroup(ReplicaGroup):
                 np.sqrt(sum(np.sum(gradients[0][index] ** 2) for index in part))
                 for part in (range(len(gradients[0])), *self._norm_parts)
             ]
-        self._trainer.update(gradients[0], learning_rate)
+        self._trainer.update_by_all(gradients[0], learning_rate)
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         self._is_sharded = True

@@ -53,6 +53,7 @@ class ReplicaTrainer:
         self.network.freeze(spec.is_frozen)
         self._objective = build_objective(spec, self.network)
         self._optimizer = build_optimizer(spec, self.network.trainable)
+        self._shard: Sequence[int] = range(len(self.network.trainable))
         self._remote_names: set[str] = set()
         self.metrics, self.evaluated = Means(spec.metrics), Means(spec.metrics)
         self.losses = np.zeros(2)
@@ -74,6 +75,7 @@ class ReplicaTrainer:
     def shard_optimizer(self, indices: Sequence[int]) -> None:
         """Restricts the optimizer and its state to the trainable weights at these indices (ZeRO stage 1)."""
         self._optimizer = build_optimizer(self._spec, self.network.trainable, indices)
+        self._shard = indices
         before, self.state["optimizer"] = self.state["optimizer"], self._slots()
         self._remote_names = before.keys() - self.state["optimizer"].keys()
 
@@ -147,9 +149,20 @@ class ReplicaTrainer:
         self.network.training = False
         return self.network(inputs)
 
-    def update(self, gradients: Sequence[Array], rate: float, norm: float | None = None) -> None:
-        """Clips reduced gradients, of the weights' shapes, by their norm or `norm`; takes one step."""
+    def update(self, gradients: Sequence[Array], rate: float, norm: float | None) -> None:
+        """Clips the reduced gradients of the weights that are updated here, and takes one step.
+
+        Args:
+            gradients: Gradients of these weights, in their shapes.
+            rate: Learning rate.
+            norm: Global norm over all weights, where the spec clips by it; None for that of `gradients`.
+        """
         self._optimizer.update(clipped(self._spec, gradients, norm), rate)
+
+    def update_by_all(self, gradients: Sequence[Array], rate: float) -> None:
+        """Clips reduced gradients of all weights, and takes one step of those that are updated here."""
+        all_clipped = clipped(self._spec, gradients)
+        self._optimizer.update([all_clipped[index] for index in self._shard], rate)
 
     def write(self, state: Mapping[str, Array]) -> None:
         """Writes named state; optimizer state that another replica has is skipped.

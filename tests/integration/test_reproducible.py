@@ -26,6 +26,12 @@ from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
 from isotrain.testing.reference.network import Network
 
 BITS = {"reproducible": "bits"}
+SHARDED: dict[str, Any] = {
+    "stage 1": {"name": "sharded", "options": {"bucket_megabytes": 0.001}},
+    "stage 2": {"name": "sharded", "options": {"stage": 2}},
+    "hybrid": {"name": "sharded", "options": {"hybrid": True, "host_size": 1}},
+}
+"""Strategies that shard the optimizer state."""
 
 
 def normalized() -> Network:
@@ -68,14 +74,23 @@ def differing(results: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray
     return [name for name in results if results[name].tobytes() != others[name].tobytes()]
 
 
+def together(ranks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What the ranks have, which is equal where several have it: each has optimizer state of its shard."""
+    merged: dict[str, np.ndarray] = {}
+    for results in ranks:
+        common = merged.keys() & results.keys()
+        assert not differing({n: merged[n] for n in common}, {n: results[n] for n in common})
+        merged |= results
+    return merged
+
+
 def run(backend: str, replicas: int, work: Any = trained, **fields: Any) -> dict[str, np.ndarray]:
-    """What each rank has computed, which is equal on all of them."""
+    """What the ranks have computed."""
     chosen = spec(
         precision="float32", metrics=["mean_absolute_error"], validation_split=0.25, **fields
     )
-    (first, *others) = launched_in_turn({"": chosen}, work, backend, replicas)
-    assert all(not differing(first[""], other[""]) for other in others)
-    return first[""]
+    ranks = [results[""] for results in launched_in_turn({"": chosen}, work, backend, replicas)]
+    return together(ranks)
 
 
 @pytest.mark.parametrize("case", ["plain", "clipped", "normalized", "uneven"])
@@ -88,7 +103,8 @@ def test_the_numpy_backend_has_the_same_bits(case: str) -> None:
         "uneven": {"global_batch_size": 7},
     }[case]
     first, *others = (run("reference", replicas, **BITS, **fields) for replicas in (1, 2, 3, 8))
-    assert [differing(first, other) for other in others] == [[], [], []]
+    sharded = [run("reference", 3, **BITS, **fields, strategy=each) for each in SHARDED.values()]
+    assert [differing(first, other) for other in (*others, *sharded)] == [[]] * 6
 
 
 @pytest.mark.usefixtures("reference")
@@ -147,6 +163,12 @@ def test_random_layers_are_refused(tmp_path: Path) -> None:
 def test_plans_that_depend_on_replicas_are_refused(fields: Any, message: str) -> None:
     with pytest.raises(isotrain.IsotrainError, match=message):
         isotrain.plan(spec(**{**BITS, **fields}), backend="reference", replicas=3)
+
+
+def test_weights_that_are_cut_are_refused() -> None:
+    sharded = {"name": "sharded", "options": {"stage": 3}}
+    with pytest.raises(isotrain.UnsupportedError, match=r"reproducible: .*a shard of each weight"):
+        isotrain.plan(spec(**BITS, strategy=sharded), backend="torch-ddp", replicas=2)
 
 
 @pytest.mark.parametrize(
@@ -229,11 +251,21 @@ def test_draws_by_replica_are_refused(
 def _require_same_bits(
     cases: Mapping[str, dict[str, Any]], backend: str, counts: tuple[int, ...]
 ) -> None:
+    """Compares runs on so many replicas; three of them also shard the optimizer state of some models."""
+    ways = {"mlp": "stage 1", "tagger": "hybrid", "module": "stage 2", "everything": "stage 2"}
+    sharded = {
+        f"{case}, sharded": {**cases[case], "strategy": SHARDED[way]}
+        for case, way in ways.items()
+        if case in cases
+    }
     first: dict[str, Any] | None = None
     for replicas in counts:
-        for results in launched_in_turn(cases, trained, backend, replicas):
-            first = first or results
-            found = {case: differing(first[case], results[case]) for case in cases}
-            assert not any(found.values()), (replicas, found)
+        is_sharded = replicas == 3 and backend != "tf-mirrored"
+        all_cases = {**cases, **(sharded if is_sharded else {})}
+        ranks = launched_in_turn(all_cases, trained, backend, replicas)
+        results = {case: together([rank[case] for rank in ranks]) for case in all_cases}
+        first = first or results
+        found = {case: differing(first[case.split(",")[0]], results[case]) for case in results}
+        assert not any(found.values()), (replicas, found)
     assert first is not None
     assert all(len(results["losses"]) >= 50 for results in first.values())

@@ -211,6 +211,17 @@ class KeepsNewsBack(Sharded):
         return loss
 
 
+class AppliesInHalves(_Reducing):
+    """Says that it applies sums in one order, and rounds twice where the group rounds once."""
+
+    name = "broken-applies-in-halves"
+    applies_ordered_sums = True
+
+    def apply_gradients(self, group: Any, gradients: Any, learning_rate: float) -> None:
+        for _ in range(2):
+            group.apply_gradients(gradients, learning_rate / 2)
+
+
 class PromisesTooMuch(_Local):
     """Says that slots are shared out, and leaves each replica all of them."""
 
@@ -235,6 +246,7 @@ BROKEN = (
     KeepsToItself,
     Misdescribed,
     KeepsNewsBack,
+    AppliesInHalves,
     PromisesTooMuch,
 )
 

@@ -102,6 +102,7 @@ class WeightUpdate:
         self._values = [native(variable) for variable in trainable]
         self._rate: Any = None
         self._remote_slots: set[str] = set()
+        self._shard: Sequence[int] | None = None
         self._global_clipnorm: float | None = None
         self.kept_gradients: list[tf.Variable] = []
         self.gradient_norms: tf.Variable | None = None
@@ -168,6 +169,7 @@ class WeightUpdate:
         previous = self.slots().keys()
         self._make_optimizer(self._optimizer.name)
         names = canonical_names(self._trainable)
+        self._shard = indices
         self._prepare_optimizer(
             [self._trainable[index] for index in indices], [names[index] for index in indices]
         )
@@ -229,6 +231,12 @@ class WeightUpdate:
             dense = self.unscaled(gradients)
             parts = [[dense[index] for index in part] for part in self._norm_parts]
             self.gradient_norms.assign(tf.stack([*map(tf.linalg.global_norm, (dense, *parts))]))
+        if self._shard is not None:
+            norm = None
+            if self._global_clipnorm is not None:
+                norm = keras_model.global_norm(self.unscaled(gradients))
+            self.apply_shard([gradients[index] for index in self._shard], norm)
+            return
         trained = [index for index in range(len(self._updated)) if index not in self.frozen]
         self._optimizer.apply(
             [gradients[index] for index in trained], [self._updated[index] for index in trained]

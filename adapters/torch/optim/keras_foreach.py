@@ -224,12 +224,19 @@ def clipped(gradients: list[torch.Tensor], options: Any, norms: Norms) -> list[t
         factors = options.clipnorm / gradient_norms.clamp(min=options.clipnorm)
         return list(private_api.foreach_mul(gradients, list(factors.unbind())))
     if options.global_clipnorm:
-        norm = torch.linalg.vector_norm(torch.stack(norms(gradients)))
+        norm = global_norm(gradients, norms)
         return clipped_by(norm, gradients, options.global_clipnorm)
     if options.clipvalue:
         bounded = private_api.foreach_clamp_max(gradients, options.clipvalue)
         return list(private_api.foreach_clamp_min(bounded, -options.clipvalue))
     return gradients
+
+
+def global_norm(
+    gradients: Sequence[torch.Tensor], norms: Norms = private_api.foreach_norm
+) -> torch.Tensor:
+    """L2 norm, a scalar, of contiguous gradients of any shapes together, by the norms of each."""
+    return torch.linalg.vector_norm(torch.stack(norms(list(gradients))))
 
 
 def clipped_by(norm: torch.Tensor, gradients: list[Any], bound: float) -> list[Any]:

@@ -419,13 +419,19 @@ class TorchReplicaGroup(ReplicaGroup):
             self.trainer.trainable.items(), gradients[0], strict=True
         ):
             weight.grad = None if name in frozen else gradient * scale
-        self._update_weights()
+        self._update_weights(
+            self.trainer.clipping_norm(gradients[0]) if self._is_optimizer_sharded else None
+        )
 
-    def _update_weights(self) -> None:
-        """Clips and applies the gradients in `.grad`; copies or measures them first if requested."""
+    def _update_weights(self, norm: torch.Tensor | None = None) -> None:
+        """Clips and applies the gradients in `.grad`; copies or measures them first if requested.
+
+        Args:
+            norm: Global norm to clip by, as in `ReplicaTrainer.apply`.
+        """
         self._keep_requested()
         self._snapshot_guard.wait_after_forward()
-        self.trainer.apply()
+        self.trainer.apply(norm)
 
     def _keep_requested(self) -> None:
         """Copies the gradients in `.grad`, and measures their norms, if requested."""

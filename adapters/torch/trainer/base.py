@@ -261,6 +261,17 @@ class ReplicaTrainer(ABC):
                 of the weights and the spec clips by global norm.
         """
 
+    @abstractmethod
+    def clipping_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Global norm for `apply`, a scalar, with the bits of one that updates all weights.
+
+        Args:
+            gradients: Gradients of all trainable weights, in their shapes.
+
+        Returns:
+            None unless the spec clips by global norm.
+        """
+
     def apply_closure(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Updates the weights by an optimizer that needs a closure.
 

@@ -36,7 +36,7 @@ from isotrain.adapters.torch.graph.trace import Compute
 from isotrain.adapters.torch.graph.traceability import UncapturableError
 from isotrain.adapters.torch.metrics.base import Metric
 from isotrain.adapters.torch.metrics.named_losses import NamedLosses
-from isotrain.adapters.torch.optim.keras_foreach import clipped_by, keras_update
+from isotrain.adapters.torch.optim.keras_foreach import clipped_by, global_norm, keras_update
 from isotrain.adapters.torch.trainer import export
 from isotrain.adapters.torch.trainer.base import LossModule, ReplicaTrainer
 from isotrain.adapters.torch.trainer.carried_state import Carry
@@ -162,8 +162,10 @@ class KerasTrainer(ReplicaTrainer):
         self.updated = [variable.value for variable in variables]
         self.optimizer.build(variables)
         groups = self._option_groups = self._use_groups()
+        is_constrained = any(variable.constraint is not None for variable in self._variables)
+        has_kernels = spec.capture and not is_constrained  # the same on all replicas
         self.update = (
-            keras_update(spec, self.optimizer, variables, groups=groups) if spec.capture else None
+            keras_update(spec, self.optimizer, variables, groups=groups) if has_kernels else None
         )
 
     def _use_groups(self) -> list[keras_private.OptionGroup]:
@@ -361,6 +363,11 @@ class KerasTrainer(ReplicaTrainer):
                 self.update.forget()
             else:
                 self.update(gradients)
+
+    def clipping_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        if self._global_clipnorm is None:
+            return None
+        return keras_model.global_norm(gradients) if self.update is None else global_norm(gradients)
 
     def weight_finalizer(self) -> Callable[[], None] | None:
         return keras_model.weight_finalizer(self.optimizer, self._updated_variables)

@@ -378,6 +378,11 @@ class NativeTrainer(ReplicaTrainer):
         else:
             self._update()
 
+    def clipping_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        if self._clip is None or self._clip.global_norm is None:
+            return None
+        return nn.utils.get_total_norm(gradients)
+
     def apply_closure(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:
         def clipped() -> torch.Tensor:
             loss = closure()

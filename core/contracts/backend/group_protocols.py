@@ -96,7 +96,8 @@ class ShardedGroup(Protocol):
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         """Shards the optimizer state (ZeRO stage 1): each replica updates some of the weights only. Local.
 
-        Called before the first step, at most once.
+        Called before the first step, at most once. From then on `apply_gradients` clips by the gradients of
+        all weights, as before, and updates each replica's weights alone.
 
         Args:
             weights: For each local replica, the indices of its weights among the trainable ones; at least

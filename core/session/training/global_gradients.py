@@ -38,12 +38,12 @@ class GlobalGradients:
 
     def of(self, group: ReplicaGroup, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Mean gradients over the global batch, as `Session.gradients`. Collective."""
-        require_backend_step(self._strategy, "session.gradients")
         if self._spec.reproducible is not None:
             if self._ordered_steps is None:
                 require_equal_layers(group, self._spec)
                 self._ordered_steps = OrderedSteps(group, self._spec)
             return self._ordered_steps.gradients(batch)
+        require_backend_step(self._strategy, "session.gradients")
         gradients, loss = group.gradients(batch)
         if group.replicas > 1:
             weights = group.replica_weights(batch)
@@ -56,13 +56,14 @@ class GlobalGradients:
         self, group: ReplicaGroup, gradients: Sequence[Sequence[Tensor]], rate: float
     ) -> None:
         """Applies mean gradients of the weights' shapes, transformed by the spec's function. Local."""
-        require_backend_step(self._strategy, "session.apply_gradients")
+        if self._spec.reproducible is None:
+            require_backend_step(self._strategy, "session.apply_gradients")
         if self._function is not None:
             if self._computation is None:
                 names = list(group.describe_state(("trainable",)))
                 self._computation = _computation(self._function, names)
             gradients = group.compute(self._computation, gradients)
-        group.apply_gradients(gradients, rate)
+        self._strategy.apply_gradients(group, gradients, rate)
 
 
 def _computation(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
