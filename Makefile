@@ -14,17 +14,17 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 24
 
-environment: ## only the set-up; HOROVOD=0 leaves Horovod and its compiler out
+environment: ## only the set-up; HOROVOD=0 leaves Horovod and its compiler out, TOOLS=0 the tools for working on isotrain
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11 or newer with venv \
 	(Debian, Ubuntu: sudo apt install python3 python3-venv)" >&2; exit 1; }
 	@$(PYTHON) tools/setup_environment.py
 
 # Without a Horovod yet, torch and TensorFlow come first; it is compiled after that, and added to the same report.
 demo: ## train the digits under every backend and compare the results
-	@$(MAKE) --no-print-directory environment HOROVOD=0
+	@$(MAKE) --no-print-directory environment HOROVOD=0 TOOLS=0
 	$(VENV_PYTHON) examples/demo.py
 	@[ "$(HOROVOD)" = 0 ] || $(VENV_PYTHON) -c "import horovod" 2>/dev/null || \
-	{ nice $(MAKE) --no-print-directory environment HOROVOD=1 && $(VENV_PYTHON) examples/demo.py --resume; }
+	{ nice $(MAKE) --no-print-directory environment HOROVOD=1 TOOLS=0 && $(VENV_PYTHON) examples/demo.py --resume; }
 
 # Three files of tests at a time, where two cores serve: most tests start processes and wait for them. A file stays together,
 # for its tests share runs; the order is that of tests/conftest.py, the longest first. Hundreds of processes import isotrain: it is compiled once.

@@ -91,12 +91,19 @@ def horovod_choice() -> str:
     return os.environ.get("HOROVOD") or _stamp().get("horovod", "1")
 
 
+def tools_choice() -> str:
+    """Whether the tools for working on isotrain are wanted, `1` or `0`; what is there stays."""
+    return "0" if os.environ.get("TOOLS") == "0" and _stamp().get("tools") != "1" else "1"
+
+
 def is_complete(inputs: str) -> bool:
     """Whether the last set-up was completed with the same inputs, Python and choices."""
     stamp = _stamp()
     wanted = {"inputs": inputs, "python": "{}.{}".format(*sys.version_info)}
     if horovod_choice() != "0":
         wanted["horovod"] = "1"
+    if tools_choice() != "0":
+        wanted["tools"] = "1"
     if "ISOTRAIN_HOROVOD_MPI" in os.environ:
         wanted["mpi"] = os.environ["ISOTRAIN_HOROVOD_MPI"]
     return all(stamp.get(name) == value for name, value in wanted.items())
@@ -176,63 +183,64 @@ def _clear_venv() -> None:
             entry.unlink()
 
 
-def steps(with_venv: bool, with_horovod: bool = True) -> list[progress.Step]:
+def steps(
+    with_venv: bool, with_horovod: bool = True, with_tools: bool = True
+) -> list[progress.Step]:
     """Steps to run, in this order."""
     pip = (str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
     pinned = (*pip, "--constraint", str(CONSTRAINTS))
-    project = (
-        "--no-build-isolation",
-        "--editable",
-        f"{ROOT}[torch]",
-        "--group",
-        f"{ROOT}/pyproject.toml:dev",
-    )
+    project = ["--no-build-isolation", "--editable", f"{ROOT}[torch,report,testing]"]
+    if with_tools:
+        project += ["--group", f"{ROOT}/pyproject.toml:dev"]
     venv = (os.path.realpath(sys.executable), "-m", "venv", str(VENV))
     horovod = (str(VENV_PYTHON), "-m", "isotrain.build_horovod")
-    jax = ("--no-deps", "--upgrade", "--target", str(JAX_FOLDER), *JAX)
+    streams = (*pinned, "--no-deps", *STREAMS)
+    jax = (*pinned, "--no-deps", "--upgrade", "--target", str(JAX_FOLDER), *JAX)
     tasks = [
         ("creating .venv with Python {}.{}".format(*sys.version_info), "", venv),
         ("installing the build tools", "", (*pinned, *BUILD_TOOLS)),
         (
-            "installing PyTorch, TensorFlow, test tools",
+            "installing PyTorch, TensorFlow" + (", test tools" if with_tools else ""),
             "about 500 MB",
-            (*pinned, *HOROVOD_NEEDS, TENSORFLOW, *project),
+            (*pinned, *(HOROVOD_NEEDS if with_horovod else ()), TENSORFLOW, *project),
         ),
         (
             "installing Horovod",
             "compiled the first time: 3 to 4 minutes on 2 idle cores; HOROVOD=0 leaves it out",
             horovod,
         ),
-        ("installing libraries of streams", "", (*pinned, "--no-deps", *STREAMS)),
-        ("installing JAX for the example of a backend", "", (*pinned, *jax)),
+        ("installing libraries of streams", "", streams),
+        ("installing JAX for the example of a backend", "", jax),
     ]
-    wanted = [
-        task
-        for task in tasks
-        if (with_venv or task[2] is not venv) and (with_horovod or task[2] is not horovod)
+    left_out = [
+        *([] if with_venv else [venv]),
+        *([] if with_horovod else [horovod]),
+        *([] if with_tools else [streams, jax]),
     ]
+    wanted = [task for task in tasks if task[2] not in left_out]
     return [
         progress.Step(f"set-up: {number} of {len(wanted)}  {title}", command, DETAIL, note)
         for number, (title, note, command) in enumerate(wanted, start=1)
     ]
 
 
-def _install(with_horovod: bool) -> None:
+def _install(with_horovod: bool, with_tools: bool) -> None:
     """Make `.venv` where there is none that serves, and install everything into it."""
     missing = not _has_venv()
     if missing:
         _clear_venv()
     LOG.unlink(missing_ok=True)
-    for step in steps(missing, with_horovod):
+    for step in steps(missing, with_horovod, with_tools):
         _run(step)
 
 
-def write_stamp(inputs: str, horovod: str) -> None:
+def write_stamp(inputs: str, horovod: str, tools: str) -> None:
     stamp = {
         "inputs": inputs,
         "python": "{}.{}".format(*sys.version_info),
         "mpi": os.environ.get("ISOTRAIN_HOROVOD_MPI", ""),
         "horovod": horovod,
+        "tools": tools,
     }
     unfinished = STAMP.with_suffix(".new")
     unfinished.write_text(json.dumps(stamp), encoding="utf-8")
@@ -264,13 +272,13 @@ def main() -> int:
         with _one_at_a_time():
             if is_complete(inputs):
                 return 0
-            horovod = horovod_choice()
+            horovod, tools = horovod_choice(), tools_choice()
             if horovod != "0":
                 _check_compiler()
             if STAMP.exists():
                 STAMP.unlink()
-            _install(horovod != "0")
-            write_stamp(inputs, horovod)
+            _install(horovod != "0", tools != "0")
+            write_stamp(inputs, horovod, tools)
     except SetupError as error:
         print(f"\nset-up failed: {error}", file=sys.stderr)
         return 1

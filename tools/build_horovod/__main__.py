@@ -30,7 +30,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -217,8 +216,7 @@ def _fetch_source(work: Path, log: Path, variables: Mapping[str, str]) -> Path:
     )  # fmt: skip
     if _fails("downloading the source", command, log, variables):
         raise BuildError(f"Horovod's source could not be downloaded.{_explain(log)}")
-    with tarfile.open(next(work.glob("horovod-*.tar.gz"))) as archive:
-        archive.extractall(work, filter="data")
+    shutil.unpack_archive(next(work.glob("horovod-*.tar.gz")), work)
     source = work / f"horovod-{VERSION}"
     count = unified_patch.apply(PATCH.read_text(encoding="utf-8"), source)
     _say(f"{count} edits applied ({PATCH.name})")

@@ -176,7 +176,7 @@ def test_horovod_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv("HOROVOD", raising=False)
         if choice is not None:
             monkeypatch.setenv("HOROVOD", choice)
-        set_up.write_stamp("inputs", set_up.horovod_choice())
+        set_up.write_stamp("inputs", set_up.horovod_choice(), "1")
         monkeypatch.delenv("HOROVOD", raising=False)
         assert set_up.is_complete("inputs"), "without a choice, it stays as it is"
         assert set_up.horovod_choice() == kept
@@ -186,3 +186,21 @@ def test_horovod_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for with_horovod in (True, False):
         titles = " ".join(each.title for each in set_up.steps(True, with_horovod))
         assert ("Horovod" in titles) == with_horovod
+
+
+def test_the_demo_leaves_out_what_only_work_on_isotrain_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_up, "STAMP", tmp_path / "stamp")
+    monkeypatch.setenv("HOROVOD", "0")
+    for choice, complete_for in (("0", "0"), ("1", "01")):
+        monkeypatch.setenv("TOOLS", choice)
+        set_up.write_stamp("inputs", "0", set_up.tools_choice())
+        for requested in "01":
+            monkeypatch.setenv("TOOLS", requested)
+            assert set_up.is_complete("inputs") == (requested in complete_for)
+    monkeypatch.setenv("TOOLS", "0")
+    assert set_up.tools_choice() == "1", "tools that are installed stay"
+    for with_tools in (True, False):
+        words = " ".join(" ".join(each.command) for each in set_up.steps(True, False, with_tools))
+        assert ("jax" in words) == ("--group" in words) == with_tools
