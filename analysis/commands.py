@@ -176,9 +176,9 @@ def check(options: argparse.Namespace) -> ExitCode | None:
 def parity(options: argparse.Namespace) -> ExitCode:
     """Runs `isotrain parity` and prints its results; the exit code gives the verdict."""
     if options.other is not None:
-        from isotrain.analysis.program_trace.commands import compare_traces
+        from isotrain.analysis.program_trace.commands import compare_programs
 
-        return compare_traces(options)
+        return compare_programs(options)
     if Path(options.spec).is_dir():
         raise PlanError(f"parity {options.spec}: expected a spec, or two folders of traces.")
     from isotrain.analysis.parity import check

@@ -90,8 +90,14 @@ class _Replica:
         """Trainable weights of all models that were called, by path."""
         return {weight.path: weight for model in self.models for weight in model.trainable_weights}
 
+    def state(self) -> dict[str, keras.Variable]:
+        """Weights that are not trained of all models that were called, by path."""
+        return {
+            weight.path: weight for model in self.models for weight in model.non_trainable_weights
+        }
+
     def fingerprints(self, values: Mapping[str, Any]) -> dict[str, list[Any]]:
-        return self.recorder.fingerprints({name: _array(each) for name, each in values.items()})
+        return self.recorder.fingerprints(_arrays(values))
 
 
 class _Hooks:
@@ -156,7 +162,7 @@ class _Hooks:
         layers = keras_private.layers_of(layer)
         replica.recorder.event(
             "forward",
-            rows=replica.recorder.rows([_array(each) for each in tensors]),
+            rows=replica.recorder.rows([_channels_first(_array(each)) for each in tensors]),
             training=bool(kwargs.get("training")),
             gradients=replica.tapes > 0,
             dropout=any(map(keras_private.draws_random_numbers, layers)),
@@ -227,9 +233,9 @@ class _Hooks:
         named = {_name(variable): variable for variable in variables}
         replica.facts = {"groups": [_group(optimizer, named)], "variables": named}
         if is_first:
-            replica.facts["initial"] = replica.fingerprints(named)
-            replica.facts["untrained"] = sorted(set(replica.weights()) - set(named))
             replica.recorder.set_rank(*_rank())
+            replica.facts |= replica.recorder.start(_arrays(named), _arrays(replica.state()))
+            replica.facts["untrained"] = sorted(set(replica.weights()) - set(named))
 
     def reduced(
         self,
@@ -261,11 +267,6 @@ class _Hooks:
             for variable in optimizer.variables
             if not variable.path.endswith("/learning_rate")
         }
-        state = {
-            weight.path: weight
-            for model in replica.models
-            for weight in model.non_trainable_weights
-        }
         replica.recorder.step(
             replica.optimizers.index(optimizer),
             {
@@ -273,7 +274,7 @@ class _Hooks:
                 "compressed": self._compresses,
                 "weight": replica.fingerprints(named),
                 "optimizer_state": replica.fingerprints(slots),
-                "state": replica.fingerprints(state),
+                "state": replica.fingerprints(replica.state()),
             },
         )
         if not self._is_recording():
@@ -336,6 +337,16 @@ def _is_batch(value: Any) -> bool:
 
 def _has_value(value: Any) -> bool:
     return tf.is_tensor(value) and hasattr(value, "numpy")
+
+
+def _channels_first(array: np.ndarray) -> np.ndarray:
+    """A batch with its axes in torch's order; images have four axes, videos five."""
+    is_last = keras.config.image_data_format() == "channels_last"
+    return np.moveaxis(array, -1, 1) if is_last and array.ndim in (4, 5) else array
+
+
+def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: _array(value) for name, value in values.items()}
 
 
 def _array(value: Any) -> np.ndarray:

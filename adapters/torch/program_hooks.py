@@ -180,11 +180,11 @@ class _Hooks:
             "compressed": self._compresses or _compresses(optimizer),
         }
         if is_first:
-            self._facts["initial"] = self._prints(named)
+            self._recorder.set_rank(*_rank())
+            self._facts |= self._recorder.start(_arrays(named), _arrays(self._buffers()))
             names = self._all_named_parameters(optimizer)
             self._facts["untrained"] = sorted(set(self._model_parameters().values()) - set(names))
             self._facts["sharded"] = sorted(set(names) - set(named))
-            self._recorder.set_rank(*_rank())
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Reads weights and state, and ends the record of the step."""
@@ -197,19 +197,22 @@ class _Hooks:
             for key, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, torch.Tensor)
         }
-        buffers = {
-            _plain(name): buffer for model in self._models for name, buffer in model.named_buffers()
-        }
         self._recorder.step(
             self._optimizers[optimizer],
             {
                 **self._facts,
                 "weight": self._prints(named),
                 "optimizer_state": self._prints(state),
-                "state": self._prints(buffers),
+                "state": self._prints(self._buffers()),
             },
         )
         self._facts = {}
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers of all models that were called, by name."""
+        return {
+            _plain(name): buffer for model in self._models for name, buffer in model.named_buffers()
+        }
 
     def _model_parameters(self) -> dict[int, str]:
         """Names of the parameters of all models that were called, by identity; each name once."""
@@ -238,9 +241,7 @@ class _Hooks:
 
     def _prints(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
         """Fingerprints of tensors, of which those sharded over processes are left out."""
-        return self._recorder.fingerprints(
-            {name: _array(t) for name, t in tensors.items() if not _is_sharded(t)}
-        )
+        return self._recorder.fingerprints(_arrays(tensors))
 
 
 def _compresses(optimizer: torch.optim.Optimizer) -> bool:
@@ -301,6 +302,11 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from _tensors(value)
+
+
+def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Arrays of tensors, of which those sharded over processes are left out."""
+    return {name: _array(tensor) for name, tensor in tensors.items() if not _is_sharded(tensor)}
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -98,6 +98,11 @@ def parity(
         strategies=strategy_list(strategies) or [loaded.strategy.name],
         launcher=launcher_choice,
     )
+    if len(targets) < 2:
+        raise PlanError(
+            "parity: there is nothing to compare. Name two backends (--backend A --backend B), two"
+            " numbers of replicas (--replicas 1,2) or two strategies (--strategy A --strategy B)."
+        )
     tracer = TraceRunner(
         host, targets[0], steps, read_maps(map), output, on_progress or default_progress(quiet)
     )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
-from isotrain.core.errors import PlanError
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
@@ -47,7 +46,7 @@ def parity_targets(
     """The distinct requested runs, the reference first; for None as many replicas as the allocation holds.
 
     Raises:
-        PlanError: There is only one run, or the launcher's allocation has no room for one.
+        PlanError: The launcher's allocation has no room for one.
     """
     targets = {}
     if replicas is None and launcher.name == LOCAL:
@@ -60,11 +59,6 @@ def parity_targets(
                 name = f"{backend}@{count}" + (f" {choice.label}" if len(strategies) > 1 else "")
                 label = run_spec.strategy.label
                 targets[name] = ParityTarget(backend, count, label, name, run_spec, launcher)
-    if len(targets) < 2:
-        raise PlanError(
-            "parity: there is nothing to compare. Name two backends (--backend A --backend B), two"
-            " numbers of replicas (--replicas 1,2) or two strategies (--strategy A --strategy B)."
-        )
     return list(targets.values())
 
 

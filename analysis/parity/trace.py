@@ -71,7 +71,11 @@ class Trace(InternalWork):
                 f"parity: {host} does not see {folder}, where every process reads the initial weights of the"
                 " reference. Give --output (output= in Python) a folder that all hosts share."
             )
-        return _Tracer(session, self).run()
+        return self.tracer_of(session).run()
+
+    def tracer_of(self, session: Session) -> Tracer:
+        """The tracer of the run on this process."""
+        return Tracer(session, self)
 
     def fields(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,13 +99,13 @@ def steps_to_trace(plan: Plan, count: int) -> list[int]:
     return steps
 
 
-class _Tracer:
+class Tracer:
     """Traces a run on one process."""
 
     def __init__(self, session: Session, request: Trace) -> None:
-        self._session = session
-        self._group = session.group
-        self._names = request.names
+        self.session = session
+        self.group = session.group
+        self._names = self.name_map(request)
         self._collects_notes = request.collects_notes
         self._notes: list[str] = []
         self._steps = steps_to_trace(session.plan, request.steps)
@@ -109,22 +113,26 @@ class _Tracer:
         self._start_from(request.initial)
         self._weights = list(session.read_state(("trainable",)))
         self._gradient_keeper: GradientKeepingGroup | None = None
-        if isinstance(self._group, GradientKeepingGroup) and self._group.keep_gradients():
-            self._gradient_keeper = self._group
+        if isinstance(self.group, GradientKeepingGroup) and self.group.keep_gradients():
+            self._gradient_keeper = self.group
+
+    def name_map(self, request: Trace) -> NameMap:
+        """The map from the model's names to common names."""
+        return request.names
 
     def _start_from(self, initial: str | None) -> None:
         """Loads the initial state from a file; without one, rank 0 writes its own to a file."""
         import numpy as np
 
-        local = {kind: self._session.read_state((kind,)) for kind in _STARTING}
+        local = {kind: self.session.read_state((kind,)) for kind in _STARTING}
         if initial is None:
             common = {
                 f"{kind}/{self._names.common(name)}": self._names.to_common(name, array)
                 for kind, arrays in local.items()
                 for name, array in arrays.items()
             }
-            if self._session.is_main:
-                np.savez(self._session.run_directory / INITIAL_FILE, **common)  # type: ignore[arg-type]
+            if self.session.is_main:
+                np.savez(self.session.run_directory / INITIAL_FILE, **common)  # type: ignore[arg-type]
             return
         with np.load(Path(initial), allow_pickle=False) as archive:
             loaded = {name: archive[name] for name in archive.files}
@@ -133,21 +141,21 @@ class _Tracer:
         for kind, arrays in local.items():
             keys = {name: f"{kind}/{self._names.common(name)}" for name in arrays}
             shared = {name: loaded[key] for name, key in keys.items() if key in loaded}
-            self._session.write_state(
+            self.session.write_state(
                 {name: self._names.to_model(name, array) for name, array in shared.items()}
             )
 
     def run(self) -> dict[str, Any]:
         start = self._state()
-        steps = [self._step(batch) for batch in self._batches()]
+        steps = [self.step(batch) for batch in self._batches()]
         return {
-            "replicas": list(self._group.local_replicas),
+            "replicas": list(self.group.local_replicas),
             "kept": self._gradient_keeper is not None,
             "initializer_start": self._initializer_start,
             "start": start,
             "steps": steps,
             "probe": self._probe_results,
-            "plan": self._session.plan.to_dict(),
+            "plan": self.session.plan.to_dict(),
             "notes": self._notes,
         }
 
@@ -157,19 +165,20 @@ class _Tracer:
         batches: Iterator[Batch] = iter(())
         for step in self._steps:
             if step != following:
-                self._session.seek(step)
-                batches = self._session.batches()
+                self.session.seek(step)
+                batches = self.session.batches()
             yield next(batches)
             following = step + 1
 
-    def _step(self, batch: Batch) -> dict[str, Any]:
-        with self._group.preserving_training_state():
-            local, loss = self._group.gradients(batch)
+    def step(self, batch: Batch) -> dict[str, Any]:
+        """Takes a step; returns its fingerprints and facts as plain values."""
+        with self.group.preserving_training_state():
+            local, loss = self.group.gradients(batch)
             gradient = [self._gradients(tensors) for tensors in local]
             if batch.step == self._steps[0]:
                 self._probe(batch)
-                self._notes = self._group.step_notes(batch) if self._collects_notes else []
-        trained = self._session.step(batch)
+                self._notes = self.group.step_notes(batch) if self._collects_notes else []
+        trained = self.session.step(batch)
         reduced = self._gradient_keeper.kept_gradients() if self._gradient_keeper else []
         return {
             "step": batch.step,
@@ -180,7 +189,7 @@ class _Tracer:
             ],
             "loss": float(trained),
             "local_loss": float(loss),
-            "learning_rate": self._session.learning_rate(batch.step),
+            "learning_rate": self.session.learning_rate(batch.step),
             "gradient": gradient,
             "reduced": [self._gradients(tensors) for tensors in reduced],
             **self._state(),
@@ -192,9 +201,9 @@ class _Tracer:
         Stores in `_probe_results` the gradients of the batch computed a second time, with the random streams
         advanced by the first, and the batch's loss in evaluation mode.
         """
-        again, _ = self._group.gradients(batch)
-        self._group.evaluation_step(batch)
-        evaluated = self._group.collect_metrics("evaluation")
+        again, _ = self.group.gradients(batch)
+        self.group.evaluation_step(batch)
+        evaluated = self.group.collect_metrics("evaluation")
         self._probe_results = {
             "again": [self._gradients(tensors) for tensors in again],
             "evaluation_loss": evaluated["loss"],
@@ -202,11 +211,11 @@ class _Tracer:
 
     def _gradients(self, tensors: Sequence[Tensor]) -> Prints:
         """Fingerprints of gradients, each of its weight's shape, in the order of the weights."""
-        arrays = (self._group.numpy(tensor) for tensor in tensors)
+        arrays = (self.group.numpy(tensor) for tensor in tensors)
         return self._prints(dict(zip(self._weights, arrays, strict=True)))
 
     def _state(self) -> dict[str, Prints]:
-        return {stage: self._prints(self._session.read_state((kind,))) for stage, kind in _STATE}
+        return {stage: self._prints(self.session.read_state((kind,))) for stage, kind in _STATE}
 
     def _prints(self, arrays: Mapping[str, np.ndarray]) -> Prints:
         """Fingerprints, by common name, of arrays of any shapes by the model's names."""

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from isotrain.analysis.parity import trace as tracing
 from isotrain.analysis.parity.run_trace import RunTrace, assemble_trace
@@ -46,15 +47,21 @@ class TraceRunner:
         maps: Mapping[str, NameMap],
         output: str | os.PathLike[str] | None,
         on_progress: OnProgress,
+        initial: str | None = None,
+        work: type[tracing.Trace] = tracing.Trace,
     ) -> None:
-        """Stores the settings of the runs; starts nothing. Without `output` no results are kept."""
+        """Stores the settings of the runs; starts nothing. Without `output` no results are kept.
+
+        With `initial`, a file of `tracing.INITIAL_FILE`'s form, the reference starts from it too.
+        """
         self._host = host
         self._reference = reference
         self._count = steps
         self._maps = maps
         self._output = None if output is None else Path(output)
         self._on_progress = on_progress
-        self._initial: str | None = None
+        self._initial = initial
+        self._work = work
         self._launched = 0
         self._failed = False
 
@@ -120,6 +127,10 @@ class TraceRunner:
         Raises:
             RunFailedError: The run failed.
         """
+        return assemble_trace(target.name, self.returned(target, spec, note))
+
+    def returned(self, target: ParityTarget, spec: TrainingSpec, note: str) -> list[dict[str, Any]]:
+        """Values that the processes of such a run return, by rank."""
         self._launched += 1
         label = f"{target.name}{f' ({note})' if note else ''}"
         self._on_progress(f"run {self._launched}: {label}")
@@ -129,7 +140,7 @@ class TraceRunner:
         names = map_of(self._maps, plan.backend, plan.framework)
         collects_notes = target.spec.strategy != self._reference.spec.strategy
         marker = None if self._is_local else str(self._folder / _MARKER_FILE)
-        work = tracing.Trace(self._count, names, self._initial, collects_notes, marker)
+        work = self._work(self._count, names, self._initial, collects_notes, marker)
         try:
             with noting_interrupt(self._left_by_interrupt()):
                 returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
@@ -143,7 +154,7 @@ class TraceRunner:
         if self._output is not None:
             kept = RunDirectory(make_folder(self._output / _FINGERPRINTS, _OUTPUT))
             kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
-        return assemble_trace(target.name, returned)
+        return returned
 
     def _left_by_interrupt(self) -> str:
         """Note for an interrupt of the current run: what is left of the check, and how to go on."""

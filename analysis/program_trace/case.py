@@ -11,19 +11,23 @@ from isotrain.analysis.parity import tensor_sketch
 from isotrain.analysis.program_trace.reading import GlobalStep, ProgramTrace, Tensors
 
 Stage = Literal[
-    "batch", "initial", "options", "gradient", "update", "optimizer", "state", "evaluation"
+    "batch", "initial", "options", "gradient", "loss", "update", "optimizer", "state", "evaluation"
 ]
 STAGES: dict[Stage, str] = {
     "batch": "samples of the global batch",
     "initial": "initial weight",
     "options": "option of the optimizer",
     "gradient": "gradient that the optimizer gets",
+    "loss": "mean loss of the step",
     "update": "change of the weight in the step",
     "optimizer": "optimizer state",
     "state": "buffer",
     "evaluation": "samples of evaluations",
 }
-"""What is compared in each step, in this order; evaluations once, at the end."""
+"""What is compared in each step, in this order; evaluations once, at the end.
+
+Losses only where weights have no counterpart: a loss may be scaled on its way to the same gradients.
+"""
 _KINDS = {
     "gradient": "gradient",
     "update": "weight",
@@ -177,10 +181,21 @@ def _differences(
     ):
         by_name = _tensor_differences(*tensors, min(_LARGEST, at))
         by_name |= _parting_ranks(one, other, _KINDS[stage], min(_LARGEST, at))
+        if stage == "update" and (apart := _loss_difference(one, other)) > min(_LARGEST, floor):
+            return found("loss", {"": apart}, floor)
         kept = {name: value for name, value in by_name.items() if not _is_of(name, rounding)}
         if kept:
             return found(stage, kept, at)  # type: ignore[arg-type]
     return []
+
+
+def _loss_difference(one: GlobalStep, other: GlobalStep) -> float:
+    """Relative difference of the mean losses, if a weight has no counterpart; else 0."""
+    losses = one.mean_loss, other.mean_loss
+    is_whole = set(one.first.gradient) >= set(other.first.gradient)
+    if is_whole or not all(map(math.isfinite, losses)):
+        return 0.0
+    return abs(losses[0] - losses[1]) / (max(map(abs, losses)) or 1.0)
 
 
 def _parting_ranks(one: GlobalStep, other: GlobalStep, kind: str, floor: float) -> dict[str, float]:
@@ -245,6 +260,9 @@ def _option_differences(
 ) -> dict[str, float]:
     """Relative differences of numeric options, by `PARAMETER/OPTION`."""
     found = {}
+    if not one.keys() & other.keys():  # names of two frameworks: the rates of the first groups
+        name = next(iter(other))
+        one, other = ({name: {"lr": next(iter(each.values()))["lr"]}} for each in (one, other))
     for name, options in other.items():
         for option, value in options.items():
             if option in _WITHOUT_EFFECT:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -159,7 +160,7 @@ def _weights_not_broadcast(case: Case) -> Cause | None:
 def _options(case: Case) -> Cause | None:
     option = case.first.name.rpartition("/")[2]
     pairs = {
-        name: (case.reference_step.first.options[name][option], options[option])
+        name: (_options_of(case.reference_step, name)[option], options[option])
         for name, options in case.run_step.first.options.items()
         if f"{name}/{option}" in case.names
     }
@@ -186,7 +187,7 @@ def _rate(case: Case, evidence: list[str]) -> Cause:
         step.index
         for step in case.reference.steps
         if step.optimizer == case.first.optimizer
-        and math.isclose(step.first.options.get(name, {}).get("lr", math.nan), rate, rel_tol=1e-6)
+        and math.isclose(_options_of(step, name).get("lr", math.nan), rate, rel_tol=1e-6)
     ]
     step = case.reference_step.index
     ends = [index for index in ahead if index > step and index == step * case.run.processes]
@@ -207,6 +208,12 @@ def _rate(case: Case, evidence: list[str]) -> Cause:
         evidence,
         "compare the rates, their schedule and warm-up, and how they scale with the batch.",
     )
+
+
+def _options_of(step: GlobalStep, name: str) -> Mapping[str, Any]:
+    """Options of a parameter; those of the first one if the step has none of that name."""
+    by_name = step.first.options
+    return by_name.get(name) or next(iter(by_name.values()))
 
 
 # gradients
@@ -542,6 +549,7 @@ _SUSPECTS: dict[str, Sequence[Callable[[Case], Cause | None]]] = {
         _batch_statistics,
         _precision,
     ),
+    "loss": (_evaluation_mode, _targets, _random_layers, _batch_statistics, _precision),
     "update": (_optimizer_state_lost, _clipping, _update_scaled),
     "optimizer": (_optimizer_state_lost,),
     "state": (_statistics_part,),

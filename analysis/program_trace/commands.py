@@ -13,15 +13,23 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from isotrain.analysis.parity.targets import parity_targets
 from isotrain.analysis.program_trace.bootstrap.sitecustomize import VARIABLE
 from isotrain.analysis.program_trace.comparison import compare
 from isotrain.analysis.program_trace.reading import ProgramTrace, is_trace, read_trace
 from isotrain.analysis.program_trace.recorder import FORMAT
 from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.support import read_spec
+from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.errors import IsotrainError, PlanError, first_of
 from isotrain.core.json_format import json_page
+from isotrain.core.planning.backend_choice import resolve_backend
 from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.quantities import counted
+from isotrain.core.reporting.status import ignore_status, print_status
+from isotrain.core.spec.sections import strategy_list
+from isotrain.core.spec.weight_name_map import read_maps
 
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
 _END_SECONDS = 30.0
@@ -116,12 +124,64 @@ def program_hooks() -> dict[str, str]:
     return hooks
 
 
-def compare_traces(options: argparse.Namespace) -> ExitCode:
-    """Runs `isotrain parity A B`: finds where the second trace parts from the first.
+def compare_programs(options: argparse.Namespace) -> ExitCode:
+    """Runs `isotrain parity A B`: finds where the second trace, or run of a spec, parts from the first.
 
     Raises:
-        PlanError: An option is given that only a spec takes.
+        PlanError: An option is given that only a spec takes, or several runs of the spec are asked for.
     """
+    from isotrain.analysis.program_trace import text
+
+    paths = (options.spec, options.other)
+    specs = [path for path in paths if not Path(path).is_dir()]
+    traces = {path: read_trace(path) for path in paths if path not in specs[:1]}
+    if specs:
+        (program,) = traces.values()
+        traces[specs[0]] = _trace_of_spec(specs[0], program, options)
+    else:
+        _refuse_options_of_specs(options)
+    comparison = compare(*(traces[path] for path in paths))
+    if options.json:
+        verdict = "agree" if comparison.agree else "difference"
+        facts = {"format": FORMAT, "verdict": verdict, **dataclasses.asdict(comparison)}
+        print(json_page(facts))
+    else:
+        sys.stdout.write(text.result(comparison))
+    return ExitCode.OK if comparison.agree else ExitCode.DIFFERENT
+
+
+def _trace_of_spec(path: str, program: ProgramTrace, options: argparse.Namespace) -> ProgramTrace:
+    """The trace of the run that the options describe, from the program's initial weights."""
+    from isotrain.analysis.program_trace.spec_run import trace_of_spec
+
+    spec = read_spec(argparse.Namespace(**{**vars(options), "spec": path}))
+    host = plugin_manager(spec.plugins)
+    backends = options.backend or [None]
+    targets = parity_targets(
+        spec,
+        host,
+        backends=[resolve_backend(each, ResolvedSpec(spec, host)) for each in backends],
+        replicas=options.replicas,
+        strategies=strategy_list(options.strategy) or [spec.strategy.name],
+        launcher=LauncherChoice(options.launcher, dict(options.launcher_option)),
+    )
+    if len(targets) > 1:
+        names = ", ".join(target.name for target in targets)
+        raise PlanError(
+            f"parity: expected one run of {path} to compare with a trace, found {names}."
+        )
+    return trace_of_spec(
+        program,
+        targets[0],
+        host,
+        label=path,
+        maps=read_maps(options.map),
+        output=options.output,
+        on_progress=ignore_status if options.quiet or options.json else print_status,
+    )
+
+
+def _refuse_options_of_specs(options: argparse.Namespace) -> None:
     taken = {
         "--backend": options.backend,
         "--replicas": options.replicas,
@@ -132,13 +192,3 @@ def compare_traces(options: argparse.Namespace) -> ExitCode:
     }
     if ignored := [name for name, value in taken.items() if value]:
         raise PlanError(f"parity: {', '.join(ignored)}: two traces are compared as they are.")
-    from isotrain.analysis.program_trace import text
-
-    comparison = compare(read_trace(options.spec), read_trace(options.other))
-    if options.json:
-        verdict = "agree" if comparison.agree else "difference"
-        facts = {"format": FORMAT, "verdict": verdict, **dataclasses.asdict(comparison)}
-        print(json_page(facts))
-    else:
-        sys.stdout.write(text.result(comparison))
-    return ExitCode.OK if comparison.agree else ExitCode.DIFFERENT

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from isotrain.analysis.parity.records import Cause
 from isotrain.analysis.program_trace.case import Difference, common_steps, first_case, offset_of
 from isotrain.analysis.program_trace.causes import likely_causes
+from isotrain.analysis.program_trace.names import aligned
 from isotrain.analysis.program_trace.reading import GlobalStep, ProgramTrace
 from isotrain.core.errors import IsotrainError, first_of
 
@@ -47,9 +47,9 @@ def compare(reference: ProgramTrace, run: ProgramTrace) -> TraceComparison:
     """Compares two traces: the first is the reference.
 
     Raises:
-        IsotrainError: They have no step, or no name of a parameter, in common; or nothing differs, and all
-            weights are sharded.
+        IsotrainError: They have no step in common; or nothing differs, and all weights are sharded.
     """
+    run = aligned(reference, run)
     offset = offset_of(reference, run)
     steps = list(common_steps(reference, run, offset))
     if not steps:
@@ -61,14 +61,8 @@ def compare(reference: ProgramTrace, run: ProgramTrace) -> TraceComparison:
         )
     named, of_run = (set(step.first.weight) for step in steps[0])
     sharded = [trace for trace in (reference, run) if trace.sharded]
-    if not named & of_run and not sharded:
-        shown = [", ".join(sorted(names)[:3]) for names in (named, of_run)]
-        raise IsotrainError(
-            f"no parameter has the same name in both traces: {shown[0]}, ... in {reference.folder};"
-            f" {shown[1]}, ... in {run.folder}. Compare programs that name the layers of their model alike."
-        )
     case = first_case(reference, run, steps, offset)
-    if case is None and not named & of_run:
+    if case is None and sharded and not named & of_run:
         raise IsotrainError(
             f"{sharded[0].folder}: its weights are sharded over processes, and not recorded. Samples and"
             " options of the optimizer agree, and nothing else can be compared. Trace the program with"
@@ -81,13 +75,12 @@ def compare(reference: ProgramTrace, run: ProgramTrace) -> TraceComparison:
         offset=offset,
         differences=[] if case is None else case.differences,
         causes=[] if case is None else likely_causes(case),
-        notes=_notes(steps, {"reference": reference.sharded, "run": run.sharded}),
-        losses=[(_mean(one.losses), _mean(other.losses)) for one, other in steps],
+        notes=[
+            *(*reference.notes, *run.notes),
+            *_notes(steps, {"reference": reference.sharded, "run": run.sharded}),
+        ],
+        losses=[(one.mean_loss, other.mean_loss) for one, other in steps],
     )
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def _notes(
@@ -97,7 +90,13 @@ def _notes(
     one, other = (set(step.first.weight) for step in steps[0])
     unrecorded = {name for names in sharded.values() for name in names}
     alone = {"reference": one - other - unrecorded, "run": other - one - unrecorded}
-    return [
+    slots = [set(step.first.optimizer_state) for step in steps[0]]
+    notes = (
+        ["the optimizer state of the programs has no names in common, and is not compared"]
+        if all(slots) and not slots[0] & slots[1]
+        else []
+    )
+    return notes + [
         f"parameters of the {owner} {what}, not compared: {first_of(sorted(names), 5)}"
         for what, by_owner in (("alone", alone), ("sharded over processes", sharded))
         for owner, names in by_owner.items()

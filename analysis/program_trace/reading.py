@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from isotrain.core.errors import IsotrainError
 
 Tensors = Mapping[str, Fingerprint]
 """Fingerprints by the parameter's name in its model."""
+TENSORS = ("gradient", "weight", "optimizer_state", "state", "initial")
+"""Attributes of `Step` that hold tensors."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Step:
         sharded: Parameters of the optimizer that are sharded over processes, which have no fingerprints; at
             its first step.
         compressed: Whether processes exchange gradients in 16 bits.
+        shapes: Shapes of weights and buffers, with axes in torch's order, at the optimizer's first step.
     """
 
     events: Sequence[Mapping[str, Any]]
@@ -47,6 +51,7 @@ class Step:
     untrained: Sequence[str] = ()
     sharded: Sequence[str] = ()
     compressed: bool = False
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """The events of a kind."""
@@ -94,6 +99,11 @@ class GlobalStep:
         """The losses of all backward passes of all processes."""
         return [event["loss"] for rank in self.ranks for event in rank.of_kind("backward")]
 
+    @property
+    def mean_loss(self) -> float:
+        """The mean of the losses; NaN if there are none."""
+        return sum(self.losses) / len(self.losses) if self.losses else math.nan
+
 
 @dataclass(frozen=True)
 class ProgramTrace:
@@ -104,12 +114,14 @@ class ProgramTrace:
         processes: Number of processes that trained.
         steps: Steps of each optimizer, in the order in which rank 0 took them.
         ends: Events of each process after its last step.
+        notes: How its tensors were matched with those of another program.
     """
 
     folder: Path
     processes: int
     steps: Sequence[GlobalStep]
     ends: Sequence[Sequence[Mapping[str, Any]]]
+    notes: Sequence[str] = ()
 
     @property
     def sharded(self) -> list[str]:
@@ -189,10 +201,8 @@ def _steps(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], Step]:
             untrained=line.get("untrained", ()),
             sharded=line.get("sharded", ()),
             compressed=line.get("compressed", False),
-            **{
-                kind: _tensors(line.get(kind, {}))
-                for kind in ("gradient", "weight", "optimizer_state", "state", "initial")
-            },
+            shapes=line.get("shapes", {}),
+            **{kind: _tensors(line.get(kind, {})) for kind in TENSORS},
         )
         for line in lines
         if line["kind"] == "step"

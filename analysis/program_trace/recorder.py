@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,6 +18,40 @@ from isotrain.analysis.parity.tensor_sketch import fingerprint
 FORMAT = 1
 HEADER = "process"
 """Kind of the first line of a trace file; all others are of kind `step`."""
+INITIAL_FILE = "initial.npz"
+"""File of the weights and buffers before the first step, as `parity.trace` has them."""
+_KERNELS = ("kernel", "recurrent_kernel")
+
+
+def torch_axes(name: str, rank: int) -> str | None:
+    """Orders of the axes of a kernel in Keras and in torch, such as `HWIO->OIHW`; None for other tensors.
+
+    Args:
+        name: Path of a weight of Keras, or of its optimizer state (`WEIGHT/SLOT`).
+        rank: Number of axes.
+    """
+    words = [word.partition("#")[0] for word in name.split("/")[-2:]]
+    if not 2 <= rank <= 5 or not any(word in _KERNELS for word in words):
+        return None
+    spatial = "DHW"[5 - rank :]
+    return f"{spatial}IO->OI{spatial}"
+
+
+def in_torch_order(name: str, array: np.ndarray) -> np.ndarray:
+    """A tensor with its axes in torch's order."""
+    if torch_axes(name, array.ndim) is None:
+        return array
+    return np.moveaxis(array, (-1, -2), (0, 1))
+
+
+def sample_hashes(arrays: Sequence[np.ndarray]) -> list[int]:
+    """A CRC-32 of each sample of a batch: of the rows of all arrays, integers as int64."""
+    hashes = [0] * min(len(array) for array in arrays)
+    for array in arrays:
+        values = array.astype(np.int64) if array.dtype.kind in "bui" else array
+        whole = np.ascontiguousarray(values)
+        hashes = [zlib.crc32(whole[i].tobytes(), crc) for i, crc in enumerate(hashes)]
+    return hashes
 
 
 class Recorder:
@@ -60,15 +94,30 @@ class Recorder:
         self._events.append({"event": kind, **facts})
 
     def rows(self, arrays: list[np.ndarray]) -> list[int]:
-        """A CRC-32 of the bytes of each sample."""
-        hashes = [0] * min(len(array) for array in arrays)
-        for array in map(np.ascontiguousarray, arrays):
-            hashes = [zlib.crc32(array[i].tobytes(), crc) for i, crc in enumerate(hashes)]
-        return hashes
+        """A CRC-32 of each sample."""
+        return sample_hashes(arrays)
 
     def fingerprints(self, arrays: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
-        """Fingerprints as `parity` has them."""
-        return {name: fingerprint(array).to_list() for name, array in arrays.items()}
+        """Fingerprints as `parity` has them, of tensors with their axes in torch's order."""
+        return {
+            name: fingerprint(in_torch_order(name, array)).to_list()
+            for name, array in arrays.items()
+        }
+
+    def start(
+        self, weights: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
+        """Facts of what an optimizer starts from; rank 0 keeps that of the first one as it is."""
+        kinds = {"trainable": weights, "non-trainable": state}
+        arrays = {
+            f"{kind}/{name}": in_torch_order(name, array)
+            for kind, by_name in kinds.items()
+            for name, array in by_name.items()
+        }
+        if not self._rank and not self._counts:
+            np.savez(self._folder / INITIAL_FILE, **arrays)  # type: ignore[arg-type]
+        shapes = {key.partition("/")[2]: array.shape for key, array in arrays.items()}
+        return {"initial": self.fingerprints(weights), "shapes": shapes}
 
     def step(self, optimizer: int, facts: Mapping[str, Any]) -> None:
         """Writes a step with the events before it."""

@@ -23,6 +23,7 @@ from isotrain.core.spec.training_spec import TrainingSpec
 _WORKS = {
     "measure": "isotrain.analysis.compare.measurement.measure:Measurement",
     "trace": "isotrain.analysis.parity.trace:Trace",
+    "program-trace": "isotrain.analysis.program_trace.spec_run:ProgramTraceWork",
 }
 """Import string of each kind of work, by its name in `--internal-work`."""
 

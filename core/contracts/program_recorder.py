@@ -39,6 +39,16 @@ class ProgramRecorder(Protocol):
     def fingerprints(self, arrays: Mapping[str, np.ndarray]) -> Prints:
         """Fingerprints of arrays of any shapes."""
 
+    def start(
+        self, weights: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
+    ) -> dict[str, Any]:
+        """Facts of the first step of an optimizer: weights before it, shapes. Called after `set_rank`.
+
+        Args:
+            weights: Weights that the optimizer trains, by name.
+            state: Buffers of the models, such as moving statistics, by name.
+        """
+
     def step(self, optimizer: int, facts: Mapping[str, Any]) -> None:
         """Writes a step of an optimizer, with the events before it.
 

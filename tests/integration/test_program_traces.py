@@ -147,8 +147,7 @@ def test_traces_that_cannot_be_compared_are_refused(
     with (copied / rank.name).open("a") as file:
         file.write('{"kind": "st')  # its process was killed
     assert len(read_trace(copied).steps) == 4
-    with pytest.raises(IsotrainError, match="no parameter has the same name"):
-        compare(whole, by_hand(tmp_path / "odd", ODD))
+    assert compare(whole, by_hand(tmp_path / "odd", ODD)).differences[0].stage == "batch"
 
 
 def isotrain(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:

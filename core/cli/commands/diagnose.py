@@ -61,7 +61,8 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
         "other",
         nargs="?",
         metavar="TRACE",
-        help="with a trace in place of SPEC: the trace to compare with it, both of `isotrain trace`",
+        help="a trace of `isotrain trace` to compare a run of SPEC with, or a trace in place of SPEC; the"
+        " first one is the reference",
     )
     command.add_argument(
         "-b",
@@ -153,7 +154,8 @@ examples:
   isotrain parity digits.yaml --backend {backend} --replicas 2 \\
       --strategy data-parallel --strategy hierarchical
   isotrain parity native.yaml --backend {backend} --backend {other} --map names.yaml --output parity
-  isotrain parity one two                                        of `isotrain trace`""",
+  isotrain parity one two                                        of `isotrain trace`
+  isotrain parity one digits.yaml --backend {backend}            a trace, and a run of a spec""",
     add_arguments=_add_parity_arguments,
     module="isotrain.analysis.commands",
 )

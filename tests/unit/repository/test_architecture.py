@@ -293,7 +293,9 @@ NAMED_FROM_BELOW = {
     "core/cli/commands/find.py": {"isotrain.analysis.find.commands"},
     "core/cli/commands/plugins.py": {"isotrain.testing.commands"},
     "core/cli/internal_work.py": {
-        *("isotrain.analysis.compare.measurement.measure", "isotrain.analysis.parity.trace"),
+        "isotrain.analysis.compare.measurement.measure",
+        "isotrain.analysis.parity.trace",
+        "isotrain.analysis.program_trace.spec_run",
     },
     "core/launching/forkserver/process_handle.py": {"isotrain.core.worker.worker"},
     "core/launching/scheduler/scheduler_run.py": {"isotrain.core.worker.entry_points"},
