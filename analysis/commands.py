@@ -189,6 +189,7 @@ def parity(options: argparse.Namespace) -> ExitCode:
         replicas=options.replicas,
         strategies=options.strategy,
         steps=options.steps,
+        bits=options.bits,
         map=options.map,
         output=options.output,
         launcher=options.launcher,

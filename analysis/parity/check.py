@@ -9,13 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isotrain.analysis.pages.page import has_packages
+from isotrain.analysis.parity.bit_trace import ORDER
 from isotrain.analysis.parity.divergence import judge, step_records
 from isotrain.analysis.parity.noise_floor import NoiseFloor, NoiseRun, scale_between
-from isotrain.analysis.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRecord
+from isotrain.analysis.parity.records import (
+    PARITY_FILE,
+    STAGES,
+    Divergence,
+    NoiseRecord,
+    RunRecord,
+)
 from isotrain.analysis.parity.result import Parity
 from isotrain.analysis.parity.run_trace import RunTrace, furthest_start, not_compared
 from isotrain.analysis.parity.targets import ParityTarget, parity_targets
-from isotrain.analysis.parity.trace_runner import TraceRunner
+from isotrain.analysis.parity.trace_runner import NEEDED, TraceRunner
+from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
@@ -24,6 +32,7 @@ from isotrain.core.planning.cluster_environment import require_single_process
 from isotrain.core.planning.launcher_support import require_startable
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.quantities import counted
 from isotrain.core.reporting.status import OnProgress, default_progress
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.sections import StrategyLike, strategy_list
@@ -50,6 +59,7 @@ def parity(
     quiet: bool = False,
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
+    bits: bool = False,
 ) -> Parity:
     """Finds the first step and tensor at which runs of one spec diverge, and the likely cause.
 
@@ -71,6 +81,9 @@ def parity(
         quiet: Whether to show nothing meanwhile, also in a terminal or notebook.
         launcher: Launcher that starts every run, as for `isotrain.run`.
         launcher_options: Options of the launcher, as for `isotrain.run`.
+        bits: Whether losses, weights, optimizer state and non-trainable state have to be equal to the bit, as
+            with `reproducible: bits`. Backends are of one framework, and strategies are `data-parallel`,
+            `sharded` of stages 1 and 2, or others whose replicas have all weights.
 
     Returns:
         The verdict, and a record of every run.
@@ -103,13 +116,22 @@ def parity(
             "parity: there is nothing to compare. Name two backends (--backend A --backend B), two"
             " numbers of replicas (--replicas 1,2) or two strategies (--strategy A --strategy B)."
         )
+    if bits:
+        _require_comparable_bits(targets, host, map)
     tracer = TraceRunner(
-        host, targets[0], steps, read_maps(map), output, on_progress or default_progress(quiet)
+        host,
+        targets[0],
+        steps,
+        read_maps(map),
+        output,
+        on_progress or default_progress(quiet),
+        needed={Capability.NAMED_STATE, Capability.GRADIENTS} if bits else NEEDED,
     )
     for target in targets:
         tracer.plan(target, target.spec)
+    check = (_BitCheck if bits else _Check)(loaded, host, targets, tracer)
     with tracer.running():
-        result = _Check(loaded, host, targets, tracer).run()
+        result = check.run()
     tracer.keep(PARITY_FILE, result.to_json())
     if output is not None and has_packages():
         result.to_html(output)
@@ -129,6 +151,7 @@ class _Check:
         self._spec = spec
         self._host = host
         self._targets = targets
+        self._tracer = tracer
         self._trace = tracer.trace
         self._created = time.time()
         self._noise_records: list[NoiseRecord] = []
@@ -142,13 +165,16 @@ class _Check:
         floor = NoiseFloor(self._reference, _noises(self._reference, self._other, threads))
         runs = [self._reference_record(first, floor)]
         runs += [self._compared(target, floor) for target in others]
+        return self._result(runs, [step.step for step in self._reference.steps])
+
+    def _result(self, runs: list[RunRecord], steps: list[int]) -> Parity:
         return Parity(
             name=self._spec.name,
             **_verdict(runs),
             spec=self._spec.to_dict(),
-            reference=first.name,
+            reference=runs[0].name,
             created=self._created,
-            steps=[step.step for step in self._reference.steps],
+            steps=steps,
             noise=self._noise_records,
             runs=runs,
             machine=hardware.describe(),
@@ -180,10 +206,7 @@ class _Check:
 
     def _reference_record(self, target: ParityTarget, floor: NoiseFloor) -> RunRecord:
         return RunRecord(
-            name=target.name,
-            backend=target.backend,
-            replicas=target.replicas,
-            strategy=target.strategy,
+            **_described(target),
             status="reference",
             reason="all others are compared with it.",
             steps=step_records(self._reference, self._reference, floor),
@@ -191,9 +214,7 @@ class _Check:
         )
 
     def _compared(self, target: ParityTarget, floor: NoiseFloor) -> RunRecord:
-        common = {
-            name: getattr(target, name) for name in ("name", "backend", "replicas", "strategy")
-        }
+        common = _described(target)
         try:
             run = self._trace(target, target.spec, "")
         except IsotrainError as error:
@@ -247,6 +268,92 @@ class _Check:
             "not meant to train as data-parallel does: what differs there is no fault of a backend"
         )
         return [*(f"{label} is {caveat}." for label in not_equivalent), *run.notes]
+
+
+class _BitCheck(_Check):
+    """A parity check whose runs have to be equal to the bit."""
+
+    def run(self) -> Parity:
+        """Makes all runs and returns where their bits differ first."""
+        first, *others = self._targets
+        (main, *_) = self._tracer.trace_bits(first)
+        reason = "all others are compared with it."
+        reference = RunRecord(
+            **_described(first), status="reference", reason=reason, plan=main["plan"]
+        )
+        return self._result([reference, *map(self._bits_compared, others)], main["steps"])
+
+    def _bits_compared(self, target: ParityTarget) -> RunRecord:
+        common = _described(target)
+        try:
+            ranks = self._tracer.trace_bits(target)
+        except IsotrainError as error:
+            return RunRecord(**common, status="failed", reason=str(error))
+        plan, missing = (
+            ranks[0]["plan"],
+            sorted({name for rank in ranks for name in rank["missing"]}),
+        )
+        notes = (
+            [f"not compared, because the reference has none: {', '.join(missing)}"]
+            if missing
+            else []
+        )
+        divergences = _first_differences(ranks, plan["precision"])
+        if not divergences:
+            reason = f"every bit is the same in {counted(len(ranks[0]['steps']), 'step')}."
+            return RunRecord(**common, status="equal", reason=reason, notes=notes, plan=plan)
+        if target.spec.reproducible is None:
+            notes.append("the spec does not say `reproducible: bits`.")
+        return RunRecord(
+            **common,
+            status="difference",
+            reason="bits differ.",
+            first=divergences[0],
+            divergences=divergences,
+            notes=notes,
+            plan=plan,
+        )
+
+
+def _first_differences(ranks: Sequence[Mapping[str, Any]], precision: str) -> list[Divergence]:
+    """Differing tensors of the first step and stage that differ on any rank, one for each name."""
+    found = [
+        Divergence(**each, floor=0.0, precision=precision)
+        for rank in ranks
+        for each in rank["differences"]
+    ]
+    if not found:
+        return []
+    step, position = min((each.step, ORDER.index(each.stage)) for each in found)
+    by_name = {
+        each.name: each for each in found if (each.step, each.stage) == (step, ORDER[position])
+    }
+    return list(by_name.values())
+
+
+def _described(target: ParityTarget) -> dict[str, Any]:
+    """Fields of a `RunRecord` that say what was run."""
+    return {name: getattr(target, name) for name in ("name", "backend", "replicas", "strategy")}
+
+
+def _require_comparable_bits(
+    targets: Sequence[ParityTarget], host: PluginManager, names: MapLike | None
+) -> None:
+    """Refuses runs whose bits cannot be compared.
+
+    Raises:
+        PlanError: Backends are of several frameworks, or there is a weight name map.
+    """
+    if names is not None:
+        raise PlanError(
+            "parity --bits: weights are compared under their own names. Leave --map out."
+        )
+    frameworks = {host.backend(split_backend(each.backend)[0]).framework for each in targets}
+    if len(frameworks) > 1:
+        raise PlanError(
+            f"parity --bits: expected backends of one framework, received {' and '.join(sorted(frameworks))}:"
+            " their kernels round differently. Leave --bits out."
+        )
 
 
 def _other_precision(spec: TrainingSpec) -> TrainingSpec:

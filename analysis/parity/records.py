@@ -35,6 +35,7 @@ class Divergence:
         difference: Norm of the difference relative to the larger of the two norms, estimated.
         floor: Noise floor of the tensor in that step: the relative difference that rounding explains.
         precision: Precision of the two runs, such as `float32`.
+        bits: Number of differing bits; None where runs are compared beyond a noise floor.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Divergence:
     difference: float
     floor: float
     precision: str
+    bits: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from isotrain.analysis.parity.records import (
     STAGES,
     Cause,
+    Divergence,
     ParityRecord,
     RunRecord,
     Stage,
     StepRecord,
 )
 from isotrain.core.errors import first_of
+from isotrain.core.quantities import counted
 from isotrain.core.reporting import tables
 
 HEADLINES = {"agree": "AGREE", "difference": "DIFFERENCE", "failed": "FAILED"}
@@ -25,8 +27,9 @@ def result(record: ParityRecord) -> str:
     for run in record.runs:
         if run.status != "reference":
             parts += _run(run)
-    parts.append(tables.table(COLUMNS, rows(record)))
-    parts.append(tables.facts("Noise floor: the reference against itself", noise(record)))
+    if record.noise:
+        parts.append(tables.table(COLUMNS, rows(record)))
+        parts.append(tables.facts("Noise floor: the reference against itself", noise(record)))
     return "\n".join(parts)
 
 
@@ -44,7 +47,7 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
         rows = [
             ("first step", str(run.first.step)),
             ("first tensor", f"{run.first.name}, {STAGES[run.first.stage]}"),
-            ("difference", measure(run.first.difference, run.first.floor)),
+            ("difference", _measure(run.first)),
         ]
         others = [divergence.name for divergence in run.divergences if divergence != run.first]
         if others:
@@ -52,6 +55,13 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
     if run.confirmed is not None:
         rows.append(("in float64", f"{run.confirmed:.2g} is left of the difference"))
     return rows + [("note", note) for note in run.notes]
+
+
+def _measure(first: Divergence) -> str:
+    """The difference of a tensor: the bits, or the noise floor, with it."""
+    if first.bits is None:
+        return measure(first.difference, first.floor)
+    return f"{counted(first.bits, 'bit')}; {first.difference:.2g} relative"
 
 
 def measure(difference: float, floor: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from isotrain.analysis.parity.records import Stage
 from isotrain.core.contracts.backend.group_protocols import GradientKeepingGroup
 from isotrain.core.contracts.job import InternalWork
 from isotrain.core.errors import PlanError
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from isotrain.core.session.session import Session
 
 INITIAL_FILE = "initial.npz"
-_STATE: tuple[tuple[str, StateKind], ...] = (
+STATE: tuple[tuple[Stage, StateKind], ...] = (
     ("weight", "trainable"),
     ("optimizer", "optimizer"),
     ("state", "non-trainable"),
 )
+"""Stages with the state after a step, and the kinds of state that are compared there."""
 _STARTING: tuple[StateKind, ...] = ("trainable", "non-trainable")
 Prints = dict[str, list[Any]]
 """Fingerprints as lists, by common name."""
@@ -65,12 +67,7 @@ class Trace(InternalWork):
         Raises:
             PlanError: This process does not see the shared folder.
         """
-        if self.marker is not None and not Path(self.marker).is_file():
-            host, folder = socket.gethostname(), Path(self.marker).parent
-            raise PlanError(
-                f"parity: {host} does not see {folder}, where every process reads the initial weights of the"
-                " reference. Give --output (output= in Python) a folder that all hosts share."
-            )
+        require_shared_folder(self.marker)
         return self.tracer_of(session).run()
 
     def tracer_of(self, session: Session) -> Tracer:
@@ -85,6 +82,20 @@ class Trace(InternalWork):
         targets = fields["names"]["targets"]
         names = NameMap({name: MappedTensor(**target) for name, target in targets.items()})
         return cls(**{**fields, "names": names})
+
+
+def require_shared_folder(marker: str | None) -> None:
+    """Checks that this process sees a marker file, if there is one, and so the folder of the reference.
+
+    Raises:
+        PlanError: It does not.
+    """
+    if marker is not None and not Path(marker).is_file():
+        host, folder = socket.gethostname(), Path(marker).parent
+        raise PlanError(
+            f"parity: {host} does not see {folder}, where every process reads what the reference has written."
+            " Give --output (output= in Python) a folder that all hosts share."
+        )
 
 
 def steps_to_trace(plan: Plan, count: int) -> list[int]:
@@ -215,7 +226,7 @@ class Tracer:
         return self._prints(dict(zip(self._weights, arrays, strict=True)))
 
     def _state(self) -> dict[str, Prints]:
-        return {stage: self._prints(self.session.read_state((kind,))) for stage, kind in _STATE}
+        return {stage: self._prints(self.session.read_state((kind,))) for stage, kind in STATE}
 
     def _prints(self, arrays: Mapping[str, np.ndarray]) -> Prints:
         """Fingerprints, by common name, of arrays of any shapes by the model's names."""

@@ -6,14 +6,16 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from isotrain.analysis.parity import trace as tracing
+from isotrain.analysis.parity.bit_trace import BitTrace
 from isotrain.analysis.parity.run_trace import RunTrace, assemble_trace
 from isotrain.analysis.parity.targets import ParityTarget
 from isotrain.core.contracts.backend.capabilities import Capability
+from isotrain.core.contracts.job import InternalWork
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
@@ -49,11 +51,13 @@ class TraceRunner:
         on_progress: OnProgress,
         initial: str | None = None,
         work: type[tracing.Trace] = tracing.Trace,
+        needed: Collection[Capability] = NEEDED,
     ) -> None:
         """Stores the settings of the runs; starts nothing. Without `output` no results are kept.
 
         With `initial`, a file of `tracing.INITIAL_FILE`'s form, the reference starts from it too.
         """
+        self._needed = needed
         self._host = host
         self._reference = reference
         self._count = steps
@@ -80,7 +84,9 @@ class TraceRunner:
         )
         require_submittable(self._host.launcher(launcher.name, launcher.options), spec, plan)
         missing = (
-            self._host.backend(plan.backend).capabilities_for(plan.parallel_layout).missing(NEEDED)
+            self._host.backend(plan.backend)
+            .capabilities_for(plan.parallel_layout)
+            .missing(self._needed)
         )
         if missing:
             raise PlanError(
@@ -131,16 +137,43 @@ class TraceRunner:
 
     def returned(self, target: ParityTarget, spec: TrainingSpec, note: str) -> list[dict[str, Any]]:
         """Values that the processes of such a run return, by rank."""
-        self._launched += 1
-        label = f"{target.name}{f' ({note})' if note else ''}"
-        self._on_progress(f"run {self._launched}: {label}")
         plan = self.plan(target, spec)
-        folder = self._folder / str(self._launched)
-        folder.mkdir()
         names = map_of(self._maps, plan.backend, plan.framework)
         collects_notes = target.spec.strategy != self._reference.spec.strategy
-        marker = None if self._is_local else str(self._folder / _MARKER_FILE)
-        work = self._work(self._count, names, self._initial, collects_notes, marker)
+        work = self._work(self._count, names, self._initial, collects_notes, self._marker)
+        label = f"{target.name}{f' ({note})' if note else ''}"
+        returned, folder = self._run(work, spec, plan, label)
+        if self._initial is None:
+            self._initial = str(folder / tracing.INITIAL_FILE)
+        if self._output is not None:
+            kept = RunDirectory(make_folder(self._output / _FINGERPRINTS, _OUTPUT))
+            kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
+        return returned
+
+    def trace_bits(self, target: ParityTarget) -> list[dict[str, Any]]:
+        """Makes one run for `parity --bits`; returns what `BitTrace` returned on each rank.
+
+        Raises:
+            RunFailedError: The run failed.
+        """
+        is_reference = target is self._reference
+        work = BitTrace(self._count, str(self._folder / "bits"), is_reference, self._marker)
+        plan = self.plan(target, target.spec)
+        label = f"{target.name} (the reference)" if is_reference else target.name
+        return self._run(work, target.spec, plan, label)[0]
+
+    @property
+    def _marker(self) -> str | None:
+        return None if self._is_local else str(self._folder / _MARKER_FILE)
+
+    def _run(
+        self, work: InternalWork, spec: TrainingSpec, plan: Plan, label: str
+    ) -> tuple[list[dict[str, Any]], Path]:
+        """Runs the work in new processes; returns what each rank returned, and the run's folder."""
+        self._launched += 1
+        self._on_progress(f"run {self._launched}: {label}")
+        folder = self._folder / str(self._launched)
+        folder.mkdir()
         try:
             with noting_interrupt(self._left_by_interrupt()):
                 returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
@@ -149,12 +182,7 @@ class TraceRunner:
             if isinstance(error, RunFailedError):
                 raise RunFailedError(f"the run {label} failed: {error}") from error
             raise
-        if self._initial is None:
-            self._initial = str(folder / tracing.INITIAL_FILE)
-        if self._output is not None:
-            kept = RunDirectory(make_folder(self._output / _FINGERPRINTS, _OUTPUT))
-            kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
-        return returned
+        return returned, folder
 
     def _left_by_interrupt(self) -> str:
         """Note for an interrupt of the current run: what is left of the check, and how to go on."""

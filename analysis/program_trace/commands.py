@@ -132,6 +132,8 @@ def compare_programs(options: argparse.Namespace) -> ExitCode:
     """
     from isotrain.analysis.program_trace import text
 
+    if options.bits:
+        raise PlanError("parity --bits: a trace has fingerprints of tensors. Leave --bits out.")
     paths = (options.spec, options.other)
     specs = [path for path in paths if not Path(path).is_dir()]
     traces = {path: read_trace(path) for path in paths if path not in specs[:1]}

@@ -22,6 +22,7 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 _WORKS = {
     "measure": "isotrain.analysis.compare.measurement.measure:Measurement",
+    "bit-trace": "isotrain.analysis.parity.bit_trace:BitTrace",
     "trace": "isotrain.analysis.parity.trace:Trace",
     "program-trace": "isotrain.analysis.program_trace.spec_run:ProgramTraceWork",
 }

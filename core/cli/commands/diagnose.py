@@ -90,6 +90,12 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
     )
     add_launcher_arguments(command)
     command.add_argument(
+        "--bits",
+        action="store_true",
+        help="runs have to be equal to the bit, as with `reproducible: bits`: names the first step and tensor"
+        " with other bits, and how many",
+    )
+    command.add_argument(
         "--steps",
         type=positive_int,
         default=10,
@@ -153,6 +159,7 @@ examples:
   isotrain parity digits.yaml --backend {backend} --backend {other} --replicas 1,2 --steps 20
   isotrain parity digits.yaml --backend {backend} --replicas 2 \\
       --strategy data-parallel --strategy hierarchical
+  isotrain parity digits.yaml --backend {backend} --replicas 1,2,3 --bits --set reproducible=bits
   isotrain parity native.yaml --backend {backend} --backend {other} --map names.yaml --output parity
   isotrain parity one two                                        of `isotrain trace`
   isotrain parity one digits.yaml --backend {backend}            a trace, and a run of a spec""",

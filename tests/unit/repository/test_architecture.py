@@ -294,6 +294,7 @@ NAMED_FROM_BELOW = {
     "core/cli/commands/plugins.py": {"isotrain.testing.commands"},
     "core/cli/internal_work.py": {
         "isotrain.analysis.compare.measurement.measure",
+        "isotrain.analysis.parity.bit_trace",
         "isotrain.analysis.parity.trace",
         "isotrain.analysis.program_trace.spec_run",
     },

@@ -1,0 +1,120 @@
+"""The work of every process of `parity --bits`: training steps whose numbers are compared to the bit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from isotrain.analysis.parity.records import Stage
+from isotrain.analysis.parity.trace import STATE, require_shared_folder
+from isotrain.core.contracts.job import InternalWork
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from isotrain.core.session.session import Session
+
+ORDER: tuple[Stage, ...] = ("loss", "weight", "optimizer", "state")
+"""Compared numbers of a step, in the order in which a difference is looked for."""
+
+
+@dataclass(frozen=True)
+class BitTrace(InternalWork):
+    """Work of a run of `parity --bits`; called with the session on every process of the run.
+
+    Attributes:
+        steps: Number of steps to take.
+        folder: Folder with the numbers of the reference's steps, a file for each step and process.
+        is_reference: Whether this run writes these files.
+        marker: Marker file in a shared folder, as in `Trace`.
+    """
+
+    name: ClassVar[str] = "bit-trace"
+    steps: int
+    folder: str
+    is_reference: bool
+    marker: str | None = None
+
+    def __call__(self, session: Session) -> dict[str, Any]:
+        """Trains, and compares with the reference. Collective.
+
+        Returns:
+            Plain values: `steps`, the indices of the steps; `differences`, for each differing tensor of the
+            first step and stage that differ on this process `step`, `stage`, `name`, `bits` and `difference`;
+            `missing`, names that the reference does not have; and `plan`.
+        """
+        import numpy as np
+
+        require_shared_folder(self.marker)
+        folder = Path(self.folder)
+        steps, differences, missing = [], list[dict[str, Any]](), list[str]()
+        for batch in itertools.islice(session.batches(), self.steps):
+            numbers = _numbers(session, float(session.step(batch)))
+            steps.append(batch.step)
+            if self.is_reference:
+                folder.mkdir(exist_ok=True)
+                np.savez(folder / f"{batch.step}-{session.rank}.npz", **numbers)  # type: ignore[arg-type]
+            elif not differences:
+                expected = _read(folder, batch.step)
+                missing = [name for name in numbers if name not in expected]
+                differences = _differences(batch.step, numbers, expected)
+        plan = session.plan.to_dict()
+        return {"steps": steps, "differences": differences, "missing": missing, "plan": plan}
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(**fields)
+
+
+def _numbers(session: Session, loss: float) -> dict[str, np.ndarray]:
+    """Loss and state of this process after a step, in their shapes, by `STAGE/NAME`. Local."""
+    import numpy as np
+
+    states = {stage: session.read_state((kind,)) for stage, kind in STATE}
+    numbers = {f"{stage}/{n}": array for stage in states for n, array in states[stage].items()}
+    return {"loss/loss": np.array(loss), **numbers}
+
+
+def _read(folder: Path, step: int) -> dict[str, np.ndarray]:
+    """Numbers of all processes of the reference after a step: each may have optimizer state of its shard."""
+    import numpy as np
+
+    numbers: dict[str, np.ndarray] = {}
+    for file in sorted(folder.glob(f"{step}-*.npz")):
+        with np.load(file, allow_pickle=False) as archive:
+            numbers |= {name: archive[name] for name in archive.files}
+    return numbers
+
+
+def _differences(
+    step: int, numbers: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """Tensors of the first stage in which numbers, of any shapes, differ from the reference's."""
+    for stage in ORDER:
+        differing = [
+            {"step": step, "stage": stage, "name": key.partition("/")[2], **_distance(array, other)}
+            for key, array in numbers.items()
+            if key.startswith(f"{stage}/") and (other := expected.get(key)) is not None
+            if array.tobytes() != other.tobytes()
+        ]
+        if differing:
+            return differing
+    return []
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
+    """Differing bits and relative difference of two arrays of one shape and dtype."""
+    import numpy as np
+
+    first, second = (np.frombuffer(each.tobytes(), np.uint8) for each in (one, other))
+    norms = [float(np.linalg.norm(each.astype(float))) for each in (one, other, one - other)]
+    return {
+        "bits": int(np.unpackbits(first ^ second).sum()),
+        "difference": norms[2] / (max(norms[:2]) or 1.0),
+    }

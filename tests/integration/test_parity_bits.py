@@ -1,0 +1,80 @@
+"""`parity --bits` finds the first step and tensor with other bits, and counts them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integration.session_specs import spec
+
+import isotrain
+from isotrain.analysis.parity import text
+from isotrain.core.cli.main import main
+
+STRATEGIES = ["data-parallel", {"name": "sharded", "options": {"stage": 2}}]
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+
+def compared(**fields: Any) -> Any:
+    options: dict[str, Any] = fields.pop("options", {"replicas": [1, 3]})
+    chosen = spec(precision="float32", optimizer={"name": "adam", "lr": 0.0625}, **fields)
+    return isotrain.parity(chosen, backends="reference", bits=True, quiet=True, **options)
+
+
+def test_runs_with_the_same_bits_agree(tmp_path: Path) -> None:
+    options = {"replicas": [3, 1], "strategies": STRATEGIES, "output": tmp_path / "out"}
+    found = compared(reproducible="bits", options=options)
+    assert (found.verdict, found.reference) == ("agree", "reference@3 data-parallel")
+    assert [run.status for run in found.runs] == ["reference", "equal", "equal", "equal"]
+    assert found.steps == list(range(9))
+    assert not any(run.notes for run in found.runs)
+    assert json.loads((tmp_path / "out/parity.json").read_text())["verdict"] == "agree"
+    assert "Noise floor" not in text.result(found)
+
+
+def test_the_first_tensor_with_other_bits_is_named(tmp_path: Path) -> None:
+    """Replicas sum in another order: the bits are those of the weights that runs of one step end with."""
+    found = compared()
+    (reference, run) = found.runs
+    assert (found.verdict, run.status, run.first.step, run.first.stage) == (
+        *("difference", "difference"),
+        *(0, "weight"),
+    )
+    chosen = spec(
+        precision="float32", optimizer={"name": "adam", "lr": 0.0625}, steps=1, epochs=None
+    )
+    ends = [
+        isotrain.run(
+            *(chosen,),
+            backend="reference",
+            replicas=count,
+            output=tmp_path / str(count),
+            on_event=lambda event: None,
+        ).weights
+        for count in (1, 3)
+    ]
+    bits = {
+        name: (
+            int.from_bytes(weight.tobytes()) ^ int.from_bytes(ends[1][name].tobytes())
+        ).bit_count()
+        for name, weight in ends[0].items()
+    }
+    expected = {name: count for name, count in bits.items() if count}
+    assert {each.name: each.bits for each in run.divergences} == expected
+    assert "the spec does not say `reproducible: bits`." in run.notes
+    assert f"{run.first.bits} bit" in text.result(found)
+    assert reference.first is None
+
+
+def test_what_has_no_bits_in_common_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(isotrain.PlanError, match="one framework, received tensorflow and torch"):
+        isotrain.parity(spec(), backends=["torch-ddp", "tf-mirrored"], bits=True)
+    with pytest.raises(isotrain.PlanError, match="Leave --map out"):
+        compared(options={"replicas": [1, 2], "map": {}})
+    assert main(["parity", str(tmp_path), str(tmp_path), "--bits"]) != 0
+    assert "a trace has fingerprints" in capsys.readouterr().err
