@@ -182,6 +182,7 @@ class Checkpointer:
             lost += context.group.not_checkpointed()
             is_from_this_run = self._writer.note_restored(saved.checkpoint, state)
             self._continue_from(state, is_from_this_run=is_from_this_run)
+            self._trainer_state.stream_state = checkpoint_load.load_stream_state(saved)
             if self._reporter.rank == 0:
                 self._reporter.emit(
                     Resumed(done=state.step, location=location, changes=changes, lost=lost)
@@ -205,7 +206,6 @@ class Checkpointer:
         trainer_state = self._trainer_state
         trainer_state.seek(saved.step)
         trainer_state.saved_step = saved.step
-        trainer_state.stream_state = saved.stream_state
         trainer_state.is_finished = saved.is_finished
         trainer_state.restore_count += 1
         trainer_state.last_loss = saved.last_loss

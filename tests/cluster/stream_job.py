@@ -47,6 +47,7 @@ def spec(folder: str) -> dict[str, Any]:
         "global_batch_size": 16,
         "epochs": 2,
         "loader": {"workers": 2},
+        "checkpoint": {},
         "threads": 1,
         "device": "cpu",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from integration import third_party_streams
 
 import isotrain
+from isotrain.core.data.streaming import shards
+from isotrain.core.session.training import dataloaders
 from isotrain.testing.consecutive_sessions import next_session
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
@@ -100,6 +103,32 @@ def test_a_stream_resumes_exactly(case: str, tmp_path: Path) -> None:
     assert len(set(np.round(whole, 12))) == STEPS
     samples = 3 * third_party_streams.SAMPLES + 2 * GLOBAL_BATCH  # 17 steps, 5 in each epoch
     assert (read >= samples) == (case in READ_AGAIN)
+
+
+def readings_of_the_last_sample(
+    session: isotrain.Session, given: dict[str, Any], folder: Path
+) -> Any:
+    """The losses of a run and of one that goes on from its checkpoint, which reads sample 29 so often."""
+    dataloaders.STREAM_STATE_SECONDS = shards._STATE_SECONDS = 0.0
+    file = Path(f"{given['data_args']['file']}-{os.getpid()}")
+    with next_session(session, "whole", given) as first:
+        whole = trained(first, folder)
+    before = file.read_text().split()
+    with next_session(session, "rest", given) as again:
+        again.restore(folder)
+        rest = trained(again, folder)
+    return whole, rest, file.read_text().split()[len(before) :].count("29")
+
+
+def test_a_checkpoint_has_the_states_of_the_shards_of_all_processes(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    given = spec(third_party_streams.of_hugging_face_lengths, tmp_path / "read", 0)
+    work = functools.partial(readings_of_the_last_sample, given=given, folder=tmp_path / "saved")
+    results = isotrain.launch(
+        work, given, backend="reference", replicas=2, output=tmp_path / "run", on_event=print
+    )
+    assert [rest for _, rest, _ in results] == [whole[SAVED_AFTER:] for whole, _, _ in results]
+    assert [readings for _, _, readings in results] == [0, 3]  # not again in the first of 4 epochs
 
 
 @pytest.mark.parametrize("case", ["litdata", "litdata, by position"])

@@ -15,6 +15,7 @@ from cluster import hosts, stream_job
 from cluster.network import Network
 
 import isotrain
+from isotrain.core.checkpoints.folder import checkpoint_at
 
 SLOTS = 2
 
@@ -52,6 +53,8 @@ def test_a_host_reads_the_shards_of_its_replicas(network: Network, tmp_path: Pat
     samples, size = stream_job.SHARDS * stream_job.LENGTH, 8 * (4 + 1)
     half = {"samples": samples, "bytes": samples * size}
     assert facts["read"] == {"node1": half, "node2": half}
+    saved = checkpoint_at(shared / "run")
+    assert [*saved.tensors("shards")] == ["rank-2"], "the first of the other host"
     alone = isotrain.run(
         stream_job.spec(str(tmp_path)), backend="torch-ddp", replicas=1, output=tmp_path / "run"
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -74,6 +75,17 @@ class ShardSchedule:
         due = np.floor(samples / self.samples * self.lengths + 0.5).astype(np.int64)
         clipped: NDArray[np.int64] = np.clip(due, 0, self.lengths)
         return clipped
+
+
+def joined_states(state: StreamState, others: Iterable[StreamState]) -> StreamState:
+    """A state with the states of the shards of all readers of a stream, each as far as any has read it."""
+    furthest: dict[int, Any] = {}
+    for each in (state, *others):
+        for shard, *start in each.state["shards"]:
+            if shard not in furthest or start[-1] > furthest[shard][-1]:
+                furthest[shard] = start
+    shards = [[shard, *start] for shard, start in furthest.items()]
+    return replace(state, state={**state.state, "shards": shards})
 
 
 class ScheduledReading:

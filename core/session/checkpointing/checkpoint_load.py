@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -10,8 +11,12 @@ from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.state import StateInfo
 from isotrain.core.contracts.strategy import Strategy, StrategyState
+from isotrain.core.data.streaming.scheduled_shards import joined_states
+from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.errors import IsotrainError
+from isotrain.core.json_records import record
 from isotrain.core.quantities import counted
+from isotrain.core.session.checkpointing.checkpoint_save import SHARDS
 from isotrain.core.session.checkpointing.resume_check import SavedRun
 from isotrain.core.session.checkpointing.state_snapshot import (
     REPLICA_STATE,
@@ -92,6 +97,23 @@ def load_weights(saved: SavedRun, context: SessionContext) -> None:
         _write_mean_portions(saved, group, names)
     else:
         _write_portions(saved, group, names)
+
+
+def load_stream_state(saved: SavedRun) -> StreamState | None:
+    """The state of the data stream, with those of the shards that other processes than rank 0 have read.
+
+    Local.
+
+    Raises:
+        IsotrainError: A value is missing or invalid.
+    """
+    state = saved.trainer_state.stream_state
+    if state is None or SHARDS not in saved.checkpoint.sections():
+        return state
+    where = f"{saved.checkpoint.location}: {SHARDS}"
+    texts = saved.checkpoint.read(SHARDS).values()
+    others = [record(StreamState, json.loads(text.tobytes()), where) for text in texts]
+    return joined_states(state, others)
 
 
 def load_average(saved: SavedRun, context: SessionContext) -> None:

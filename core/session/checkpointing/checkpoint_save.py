@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import threading
 import time
@@ -11,8 +12,11 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.contracts.events import CheckpointSaved, Warned
 from isotrain.core.contracts.reporter import CheckpointRequest, Reporter
 from isotrain.core.contracts.strategy import StrategyState
@@ -30,6 +34,8 @@ from isotrain.core.session.training.weight_average import WeightAverage
 from isotrain.core.session.weights.weights_file import AVERAGE
 
 FORMAT = 1
+SHARDS = "shards"
+"""The section with stream states of the processes that read shards which rank 0 may not read."""
 _POLL_SECONDS = 1.0
 _COMMIT_SECONDS = 600.0
 """Time for which rank 0 waits for the files of the other processes."""
@@ -267,7 +273,8 @@ class CheckpointWriter:
         if self._average.count and self._snapshot.has_weights_to_write:
             with self._average.applied(self._group):
                 average[AVERAGE] = finished_copy(self._snapshot.weights())
-        copies = average | self._snapshot.begin_copies(differ, strategy_state)
+        copies = average | self._shard_states(trainer_state.stream_state)
+        copies |= self._snapshot.begin_copies(differ, strategy_state)
         if not overlap_next_step:
             copies = {
                 name: finished_copy(section) for name, section in finish_copies(copies).items()
@@ -278,6 +285,14 @@ class CheckpointWriter:
             name="isotrain-checkpoint",
         )
         self._thread.start()
+
+    def _shard_states(self, stream_state: StreamState | None) -> dict[str, PendingCopy]:
+        """The section with this process's states of shards, as JSON; empty where rank 0 has the same."""
+        if stream_state is None or not self._session_context.loaders.reads_shards:
+            return {}
+        text = json.dumps(asdict(stream_state)).encode()
+        part = TensorPart(np.frombuffer(text, np.uint8))
+        return {SHARDS: finished_copy({f"rank-{self._reporter.rank}": part})}
 
     def last_of(self, steps: Sequence[int]) -> Checkpoint:
         """The checkpoint of the last of these steps that has a complete one.

@@ -169,6 +169,17 @@ class DataLoaders:
             return self._order.steps_per_epoch
         return steps_per_epoch(samples, self._global_batch_size, spec.drop_remainder)
 
+    @property
+    def reads_shards(self) -> bool:
+        """Whether this process reads shards of the training stream that rank 0 may not read.
+
+        Of the processes that share a reader, that is the first of their host.
+        """
+        train, context = self.data.train, self._context
+        reads_apart = isinstance(train, BatchStream) and train.is_read_apart
+        shares_reader = self._host_reader is not None and context.local_rank > 0
+        return reads_apart and context.rank > 0 and not shares_reader
+
     def data_read(self) -> dict[str, dict[str, int]]:
         """Samples and bytes that each host has read of the training stream; empty for data by position.
 

@@ -12,7 +12,7 @@ from isotrain.core.errors import IsotrainError
 
 @dataclass
 class TrainerState:
-    """Mutable state of the training loop; identical on all ranks.
+    """Mutable state of the training loop; identical on all ranks but for `stream_state`.
 
     Attributes:
         steps_per_epoch: Number of steps per epoch.

@@ -19,7 +19,7 @@ from unit.data.stream_samples import kept
 from isotrain.core.data.collate import Padding
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import sample_stream
-from isotrain.core.data.streaming.scheduled_shards import ShardSchedule
+from isotrain.core.data.streaming.scheduled_shards import ShardSchedule, joined_states
 from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
@@ -141,6 +141,38 @@ def test_resuming_by_states_with_another_number_of_replicas(
         assert read <= rest + 16 * 3 if start[1] else read > rest
     with pytest.raises(DataError, match="other lengths than when the checkpoint was saved"):
         targets_of(shards_of((40, 8, 30)), 0, 1, start=(step, state))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_resuming_by_the_states_of_two_readers(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unit.data.torch_shards import CountedShards
+
+    monkeypatch.setattr("isotrain.core.data.streaming.shards._STATE_SECONDS", 0.0)
+
+    def loader(stream: BatchStream, replica: int, replicas: int) -> Loader:
+        options: dict[str, Any] = {**PLAIN, "state_seconds": 0.0}
+        return Loader(stream, replicas=replicas, local_replicas=[replica], **options)
+
+    def stream() -> BatchStream:
+        return sample_stream(CountedShards(), samples=LENGTHS)
+
+    step = 14  # of 20: the second epoch
+    states = [
+        kept([*itertools.islice(loader(stream(), replica, 2), step)][-1].stream_state)
+        for replica in range(2)
+    ]
+    whole = targets_of(stream(), 0, 1)[step:]
+    read = []
+    for state in (joined_states(states[0], states[1:]), states[0]):
+        resumed = [stream() for _ in range(replicas)]
+        each = [
+            targets_of(part, r, replicas, start=(step, state)) for r, part in enumerate(resumed)
+        ]
+        assert [[*itertools.chain(*parts)] for parts in zip(*each, strict=True)] == whole
+        read.append(sum(part.read_count.samples for part in resumed))
+    assert read[0] + LENGTHS[-1] <= read[1], "the last shard is not read again from its start"
 
 
 @pytest.mark.parametrize("lengths", [(8,), (8, 3)])
