@@ -99,10 +99,11 @@ class LocalResources(Resources):
             shared = f"{_describe(count, processes)} share {counted(gpus, 'GPU')}"
             return Devices("gpu", count, [shared])
         if spec.device == "gpu":
+            faults = hardware.gpu_faults()
             raise PlanError(
                 f"device: gpu was requested with {_describe(count, processes)}, and {adapter.name!r} can"
-                f" use {counted(gpus, 'GPU')} here. Use {'fewer replicas, or ' if count > 1 else ''}device:"
-                " cpu."
+                f" use {counted(gpus, 'GPU')} here{f' ({faults})' if faults else ''}. Use"
+                f" {'fewer replicas, or ' if count > 1 else ''}device: cpu."
             )
         too_few = (
             f"{counted(gpus, 'GPU')} for {_describe(count, processes)}: too few, so CPUs are used"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import platform
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from isotrain.core.system import nvml
+from isotrain.core.system.nvml import NvidiaGpu
 
 
 def cores() -> int:
@@ -27,43 +30,73 @@ def busy_cores(seconds: float) -> float:
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:
     """Number of NVIDIA GPUs that a process with these environment variables sees (`CUDA_VISIBLE_DEVICES`).
 
-    As in CUDA, entries after the first index that no GPU has are ignored, a repeated entry means none, and a
-    process sees one MIG instance at most; UUIDs are taken as they are.
+    They are those of NVML, or of the device files where there is no NVML. As in CUDA, entries after the first
+    that no GPU has are ignored, a repeated entry means none, and a process sees one MIG instance at most.
     """
-    present = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
-    mask = variables.get("CUDA_VISIBLE_DEVICES")
-    if mask is None:
-        return present
-    entries = (entry.strip() for entry in mask.split(","))
-    seen = list(itertools.takewhile(lambda entry: _is_gpu(entry, present), entries))
-    if len(set(seen)) < len(seen):
-        return 0
-    is_mig = bool(seen) and seen[0].startswith("MIG-")
-    return min(1 if is_mig else present, len(seen))
-
-
-def _is_gpu(entry: str, present: int) -> bool:
-    """Whether an entry of `CUDA_VISIBLE_DEVICES` names one of the GPUs: by index, or by any UUID."""
-    try:
-        return 0 <= int(entry) < present
-    except ValueError:
-        return bool(entry)
+    return len(_visible_gpus(variables))
 
 
 def gpu_memory_bytes(variables: Mapping[str, str] = os.environ) -> int | None:
     """Bytes of memory of the smallest visible NVIDIA GPU (`CUDA_VISIBLE_DEVICES`); None if unknown."""
+    sizes = (gpu.memory_bytes for gpu in _visible_gpus(variables))
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def gpu_faults() -> str:
+    """Reasons why NVIDIA's driver or some of its GPUs cannot be used, in NVML's words; empty for none."""
+    report = nvml.report()
+    return "; ".join(report.faults) if report else ""
+
+
+def _visible_gpus(variables: Mapping[str, str]) -> Sequence[NvidiaGpu]:
+    """The visible GPUs; where none of them is whole, the first visible MIG instance."""
+    report = nvml.report()
+    gpus = _device_files() if report is None else report.gpus
     mask = variables.get("CUDA_VISIBLE_DEVICES")
-    ids = [] if mask is None else [f"--id={mask}"]
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", *ids]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-        return min(int(mebibytes) for mebibytes in done.stdout.split()) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+    entries = map(str, range(len(gpus))) if mask is None else map(str.strip, mask.split(","))
+    named: list[NvidiaGpu] = []
+    for entry in entries:
+        gpu = _named(entry, gpus, has_uuids=report is not None)
+        if gpu is None:
+            break
+        named.append(gpu)
+    if len(set(named)) < len(named):
+        return []
+    whole = [gpu for gpu in named if gpu.instances is None]
+    instances = [instance for gpu in named for instance in gpu.instances or ()]
+    return (whole or instances[:1])[: len(gpus)]
+
+
+def _device_files() -> Sequence[NvidiaGpu]:
+    """GPUs by their device files, with the numbers of these for UUIDs."""
+    numbers = (path.name[6:] for path in Path("/dev").glob("nvidia[0-9]*"))
+    return [NvidiaGpu(number) for number in numbers if number.isdigit()]
+
+
+def _named(entry: str, gpus: Sequence[NvidiaGpu], *, has_uuids: bool) -> NvidiaGpu | None:
+    """The GPU that an entry of `CUDA_VISIBLE_DEVICES` names, by index or by the start of one UUID.
+
+    Args:
+        entry: Entry of the variable.
+        gpus: GPUs of this machine.
+        has_uuids: Whether their UUIDs are known; otherwise any UUID names one.
+    """
+    with contextlib.suppress(ValueError):
+        return gpus[int(entry)] if 0 <= int(entry) < len(gpus) else None
+    if not has_uuids:
+        instances = (NvidiaGpu(entry),) if entry.startswith("MIG-") else None
+        return NvidiaGpu(entry, instances=instances) if entry else None
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    for gpu in gpus:
+        by_uuid |= {each.uuid: replace(gpu, instances=(each,)) for each in gpu.instances or ()}
+    matches = [gpu for uuid, gpu in by_uuid.items() if entry and uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def describe() -> dict[str, str | int | float]:
-    """The machine as plain values, for `versions.json` of a run."""
+    """The machine as plain values, for `versions.json` of a run; driver and faults of GPUs where known."""
+    report = nvml.report()
+    gpu_facts = {"nvidia_driver": report.driver if report else "", "gpu_faults": gpu_faults()}
     return {
         "system": " ".join(os.uname()[index] for index in (0, 2, 4)),
         "python": platform.python_version(),
@@ -71,6 +104,7 @@ def describe() -> dict[str, str | int | float]:
         "cores": cores(),
         "memory_gib": round(memory_bytes() / 2**30, 1),
         "gpus": visible_gpus(),
+        **{name: text for name, text in gpu_facts.items() if text},
     }
 
 

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from helpers.isolated import run_isolated
+from helpers.stand_in_nvml import StandInNvml
 
 import isotrain
 from isotrain.core.errors import IsotrainError
@@ -45,6 +46,20 @@ def backends(first_on_path: Path, *names: str) -> dict[str, dict[str, Any]]:
     asked += ["--plugin=isotrain.testing.reference"] if "reference" in names else []
     found = json.loads(doctor("--json", *asked, first_on_path=first_on_path))
     return {backend["name"]: backend for backend in found["backends"]}
+
+
+def test_driver_and_lost_gpus_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """NVML is loaded by its name."""
+    StandInNvml(monkeypatch, tmp_path).becomes(
+        "driver 580.159\ngpu 0 GPU-1 81559\ngpu 15 GPU-2 0\n"
+    )
+    lines = doctor("--backend=reference", "--plugin=isotrain.testing.reference").splitlines()
+    for name, value in (
+        ("gpus", "1"),
+        ("nvidia driver", "580.159"),
+        ("gpu faults", "GPU 1: GPU is lost"),
+    ):
+        assert any(line.split() == f"{name} {value}".split() for line in lines), lines
 
 
 def package(folder: Path, name: str, text: str) -> None:

@@ -36,16 +36,21 @@ def absence() -> str:
 def replica_device(backend_config: BackendConfig, context: ProcessContext) -> torch.device:
     """Device of this process's replica: the GPU of its local rank, made the current one, or the CPU.
 
-    With fewer GPUs than processes on the host, local rank n shares GPU n modulo their number.
+    With fewer GPUs than processes on the host, local rank n shares GPU n modulo their number, but over NCCL.
 
     Raises:
-        PlanError: torch can use no GPU.
+        PlanError: torch can use no GPU, or NCCL has too few.
     """
     if backend_config.device == "cpu":
         return CPU
     gpus = count()
     if not gpus:
         raise PlanError(f"process {context.rank} cannot use a GPU, and device is gpu: {absence()}")
+    if backend_config.collective == "nccl" and context.local_rank >= gpus:
+        raise PlanError(
+            f"process {context.rank} needs GPU {context.local_rank} of its host, and torch sees only {gpus}."
+            " Use at most one replica per GPU, or another collective."
+        )
     device = torch.device("cuda", context.local_rank % gpus)
     cuda.set_device(device)
     return device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,14 @@ import torch
 import torch.distributed as dist
 from helpers.isolated import run_isolated
 from helpers.recorded_gpus import RecordedGPUs, keep_tensors_on_cpu, recorded_gpus
+from helpers.stand_in_nvml import StandInNvml
 
+import isotrain
 from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.adapters.torch.base import gpu
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.comm import ddp, process_group
+from isotrain.core.system import hardware
 from isotrain.plugin import BackendConfig, PlanError, ProcessContext, ProcessInfo
 from tests.unit.adapters import gpu_session
 
@@ -45,14 +49,70 @@ def test_batches_are_copied_ahead_from_pinned_memory(tmp_path: Path) -> None:
     assert seen["waits"] == 2, "after the first step and the last alone"
 
 
-@pytest.mark.parametrize(("gpus", "local_rank", "index"), [(4, 3, 3), (2, 3, 1)])
+@pytest.mark.parametrize(
+    ("collective", "gpus", "local_rank", "index"), [("nccl", 4, 3, 3), ("gloo", 2, 3, 1)]
+)
 def test_a_replica_has_the_gpu_of_its_local_rank(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int, index: int
+    monkeypatch: pytest.MonkeyPatch, collective: str, gpus: int, local_rank: int, index: int
 ) -> None:
     recorded = recorded_gpus(monkeypatch, gpus)
-    device = gpu.replica_device(ON_GPU, context(local_rank))
+    device = gpu.replica_device(replace(ON_GPU, collective=collective), context(local_rank))
     assert recorded.calls == [("set_device", device)]
     assert device == torch.device("cuda", index)
+
+
+def test_processes_share_no_gpu_over_nccl(two_gpus: RecordedGPUs) -> None:
+    """NCCL would refuse it late, and without saying which GPU is missing."""
+    with pytest.raises(PlanError, match="process 2 needs GPU 2 of its host, and torch sees only 2"):
+        gpu.replica_device(ON_GPU, context(2))
+    assert not two_gpus.calls
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        "",
+        "-1",
+        "1",
+        "0,2",
+        "1,7,0",
+        "0,0",
+        "GPU-1",
+        "GPU-21,GPU-1",
+        "GPU-2",
+        "GPU-9",
+        "GPU-1,GPU-1",
+    ],
+)
+def test_as_many_gpus_are_planned_as_torch_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mask: str | None
+) -> None:
+    """Both read the NVML that stands in for NVIDIA's."""
+    machine = "gpu 0 GPU-1 81559\ngpu 0 GPU-21 81559\ngpu 0 GPU-22 81559\n"
+    StandInNvml(monkeypatch, tmp_path).becomes(machine)
+    if mask is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    assert hardware.visible_gpus() == torch.cuda._device_count_nvml()
+
+
+def test_a_gpu_that_is_lost_between_two_runs_is_planned_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(TorchDDP, "accelerators", lambda _: hardware.visible_gpus())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine, spec = StandInNvml(monkeypatch, tmp_path), {**gpu_session.SPEC, "device": "gpu"}
+    machine.becomes("gpu 0 GPU-1 81559\ngpu 0 GPU-2 81559\n")
+    plan = isotrain.plan(spec, backend="torch-ddp", replicas=2)
+    assert (plan.device, plan.collective) == ("gpu", "nccl")
+    machine.becomes("gpu 0 GPU-1 81559\ngpu 15 GPU-2 81559\n")
+    refusal = r"'torch-ddp' can use 1 GPU here \(GPU 1: GPU is lost\)"
+    with pytest.raises(PlanError, match=refusal):
+        isotrain.plan(spec, backend="torch-ddp", replicas=2)
+    with pytest.raises(PlanError, match="takes 2 GPUs on a host; a process sees 1"):
+        isotrain.plan(spec, backend="torch-ddp", replicas=2, launcher="mpi")
 
 
 def test_ddp_has_the_gpu_of_the_local_rank(
