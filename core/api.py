@@ -318,9 +318,8 @@ def gpu_plan(
     resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
     slots = HostSlots(gpus_per_host, devices=gpus_per_host)
     layout = layout_of("any launcher", Allocation((slots,) * hosts))
-    incomplete = make_plan(
-        resolved, backend=backend, replicas=None, resources=ClusterResources(layout, {})
-    )
+    resources = ClusterResources(layout, {})
+    incomplete = make_plan(resolved, backend=backend, replicas=None, resources=resources)
     stats = _measured_stats(resolved, incomplete, quiet)
     plan = complete_plan(incomplete, resolved, stats)
     obstacle = gpu_plans.counting_obstacle(resolved, plan)
@@ -342,7 +341,7 @@ def gpu_plan(
         return result
     bounds = gpu_plans.step_bounds(plan, stats, counted, card)
     alternatives = (
-        tuple(gpu_plans.fitting_alternatives(resolved, plan, stats, card.memory_bytes))
+        tuple(gpu_plans.fitting_alternatives(resolved, plan, stats, resources, card.memory_bytes))
         if result.fits is False
         else ()
     )

@@ -122,9 +122,6 @@ class TensorParallel(Strategy):
         require(group, FullyShardedGroup).unshard_weights()
 
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
-        """Gradients and optimizer state of this process's parts and of all other weights.
-
-        Weights count in full: for evaluation every process has all of them.
-        """
+        """State of this process's parts and of all other weights, without weights gathered for evaluation."""
         trained = sum(model.weights) if model.local is None else model.local
-        return StateBytes(model.replicated.weights, trained, trained * model.slots)
+        return StateBytes(trained + model.fixed, trained, trained * model.slots)

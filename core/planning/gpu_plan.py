@@ -11,11 +11,11 @@ from typing import Any
 from isotrain.core.contracts.backend.adapter_protocols import Message, RecordingBackend
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.errors import PlanError, unknown_name
-from isotrain.core.planning.listings import memory_saving_strategies
-from isotrain.core.planning.model_stats import ModelStats
-from isotrain.core.planning.planner import missing_capabilities
+from isotrain.core.errors import PlanError, SpecError, unknown_name
+from isotrain.core.planning.listings import memory_saving_choices
+from isotrain.core.planning.model_stats import ModelStats, complete_plan
+from isotrain.core.planning.planner import make_plan
+from isotrain.core.planning.resources import Resources
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 
 _MAX_STEPS = 64
@@ -203,12 +203,13 @@ class GpuPlan:
 
 def needed_bytes(plan: Plan) -> int:
     """Bytes on the GPU that needs most: state, activations if they are counted, and what is reserved."""
-    state = 0 if plan.state_bytes is None else plan.state_bytes.total
     if plan.stages is not None:
-        activations = max(stage.activation_bytes for stage in plan.stages.stages)
-    else:
-        activations = plan.activation_bytes or 0
-    return state + activations + RESERVED_BYTES
+        return RESERVED_BYTES + max(
+            2 * stage.weight_bytes + stage.slot_bytes + stage.activation_bytes
+            for stage in plan.stages.stages
+        )
+    state = 0 if plan.state_bytes is None else plan.state_bytes.total
+    return state + (plan.activation_bytes or 0) + RESERVED_BYTES
 
 
 def step_bounds(
@@ -239,54 +240,54 @@ def step_bounds(
 
 
 def fitting_alternatives(
-    resolved_spec: ResolvedSpec, plan: Plan, stats: ModelStats, limit_bytes: float
+    resolved_spec: ResolvedSpec,
+    plan: Plan,
+    stats: ModelStats,
+    resources: Resources,
+    limit_bytes: float,
 ) -> Iterator[str]:
     """Options with which a plan that does not fit would, each with the fewest micro-batches.
 
     Pipelines are left out: what their stages need is known only when the layers are assigned.
+
+    Args:
+        resolved_spec: Spec of the plan.
+        plan: Plan that does not fit.
+        stats: Statistics of its data and model.
+        resources: Resources for which it was made.
+        limit_bytes: Bytes of memory of a GPU.
     """
-    host = resolved_spec.plugins
-    strategies = {"": resolved_spec.strategy, **memory_saving_strategies(host)}
-    for argument, strategy in strategies.items():
-        factor = _fewest_micro_batches(strategy, resolved_spec, plan, stats, limit_bytes)
-        if factor is None:
-            continue
-        options = [f"--strategy {argument}"] if argument else []
-        if factor > 1:
+    spec, host = resolved_spec.spec, resolved_spec.plugins
+
+    def made(**fields: Any) -> Plan | None:
+        """The complete plan with other fields of the spec; None if it is refused, or has stages."""
+        try:
+            changed = ResolvedSpec(spec.replace(**fields), host)
+            other = make_plan(changed, backend=plan.backend, replicas=None, resources=resources)
+            has_stages = STAGE in other.device_mesh.sizes
+            return None if has_stages else complete_plan(other, changed, stats)
+        except (PlanError, SpecError):
+            return None
+
+    choices = {"": spec.strategy, **{each.label: each for each in memory_saving_choices(host)}}
+    for argument, choice in choices.items():
+        for factor in _micro_batch_factors(plan):
             count = plan.gradient_accumulation_steps * factor
-            options.append(f"--set gradient_accumulation_steps={count}")
-        is_counted = plan.activation_bytes is not None
-        yield " ".join(options) + ("" if is_counted else ", without activations")
+            other = made(strategy=choice, gradient_accumulation_steps=count)
+            if other is None or needed_bytes(other) > limit_bytes:
+                continue
+            options = [f"--strategy {argument}"] if argument else []
+            if factor > 1:
+                options.append(f"--set gradient_accumulation_steps={count}")
+            is_counted = other.activation_bytes is not None
+            yield " ".join(options) + ("" if is_counted else ", without activations")
+            break
     left = limit_bytes - needed_bytes(replace(plan, activation_bytes=0, stages=None))
-    if left > 0 and not resolved_spec.spec.recompute:
+    if left > 0 and not spec.recompute and made(recompute=["*"]) is not None:
         yield f"recompute, where it leaves {left / 2**30:.3g} GiB of activations or less"
 
 
-def _fewest_micro_batches(
-    strategy: Strategy,
-    resolved_spec: ResolvedSpec,
-    plan: Plan,
-    stats: ModelStats,
-    limit_bytes: float,
-) -> int | None:
-    """Smallest factor on the number of micro-batches with which a strategy fits; None if none does."""
-    adapter = resolved_spec.plugins.backend(plan.backend)
-    layout = strategy.parallel_layout.for_replicas(plan.replicas)
-    mesh = layout.device_mesh_on_hosts(plan.replicas, plan.hosts)
-    if missing_capabilities(strategy, adapter) or STAGE in mesh.sizes or stats.model is None:
-        return None
+def _micro_batch_factors(plan: Plan) -> list[int]:
+    """Powers of two by which the micro-batches of a plan can be cut."""
     samples = max(plan.local_batch_sizes) / plan.gradient_accumulation_steps
-    for factor in (1 << power for power in range(1 + int(math.log2(max(1, samples))))):
-        count = plan.gradient_accumulation_steps * factor
-        changed = replace(plan, device_mesh=mesh, gradient_accumulation_steps=count)
-        try:
-            strategy.validate(resolved_spec.spec_with_model, changed)
-            strategy.configure(resolved_spec.spec_with_model, changed)
-        except PlanError:
-            return None
-        state = strategy.state_bytes(stats.model, plan.replicas)
-        activations = round((plan.activation_bytes or 0) / factor)
-        changed = replace(changed, state_bytes=state, activation_bytes=activations, stages=None)
-        if needed_bytes(changed) <= limit_bytes:
-            return factor
-    return None
+    return [1 << power for power in range(1 + int(math.log2(max(1, samples))))]

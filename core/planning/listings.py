@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.backend.capabilities import Availability
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.plugins.manager import PluginManager
+
+if TYPE_CHECKING:
+    from isotrain.core.spec.sections import StrategyChoice
 
 
 def backends(host: PluginManager) -> list[dict[str, Any]]:
@@ -57,14 +60,25 @@ def _availability_fields(availability: Availability) -> dict[str, Any]:
 
 
 def memory_saving_strategies(host: PluginManager) -> dict[str, Strategy]:
-    """Every strategy that declares options that save memory, by its `--strategy` argument."""
-    strategies = {}
+    """Strategies of these choices, by their `--strategy` arguments."""
+    return {
+        choice.label: host.strategy(choice.name, choice.options)
+        for choice in memory_saving_choices(host)
+    }
+
+
+def memory_saving_choices(host: PluginManager) -> list[StrategyChoice]:
+    """Choices of a strategy, with options that it declares to save memory."""
+    # late: `backends` must not import pydantic
+    from isotrain.core.spec.sections import StrategyChoice
+
+    choices = []
     for name in host.strategies.names():
         with contextlib.suppress(Exception):  # third-party code, and needed for advice only
             for options in host.strategies.get(name).memory_saving:
-                argument = ",".join([name, *(f"{key}={value}" for key, value in options.items())])
-                strategies[argument] = host.strategy(name, dict(options))
-    return strategies
+                host.strategy(name, options)
+                choices.append(StrategyChoice(name=name, options=dict(options)))
+    return choices
 
 
 def strategies(host: PluginManager) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,13 @@ def portable() -> Any:
     )
 
 
+def cuttable() -> Any:
+    import keras
+
+    layers = [keras.layers.Dense(512, activation="relu"), keras.layers.Dense(512)]
+    return keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10)])
+
+
 def data() -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(0)
     return generator.normal(size=(4 * BATCH, 64)).astype("float32"), np.arange(4 * BATCH) % 10
@@ -100,3 +108,21 @@ def allocated(session: isotrain.Session) -> int:
     events = profile.profiler.kineto_results.events()
     sizes = [(each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]"]
     return int(np.cumsum([size for _, size in sorted(sizes)]).max())
+
+
+SPLIT = {
+    "pipeline": {**SPECS["dense"], "strategy": "pipeline", "gradient_accumulation_steps": 4},
+    "tensor": spec(cuttable, strategy="tensor"),
+}
+"""Specs of replicas of two processes."""
+
+
+def kept(session: isotrain.Session) -> int:
+    """Number of bytes of the tensors that live after the third step: state, gradients and batches."""
+    batches = session.batches()
+    for _ in range(3):
+        session.step(next(batches))
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    storages = [each.untyped_storage() for each in tensors]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())

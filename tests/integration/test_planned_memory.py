@@ -7,6 +7,7 @@ from integration import step_memory
 
 from isotrain.core import api
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.planning.gpu_plan import RESERVED_BYTES, needed_bytes
 from isotrain.testing.launching import try_run
 
 
@@ -59,3 +60,27 @@ def test_gpus_of_other_hosts_are_planned_without_one() -> None:
     )
     assert (plan.device, plan.collective, plan.replicas) == ("gpu", "nccl", 64)
     assert plan.activation_bytes is not None
+
+
+@pytest.mark.slow
+def test_the_largest_stage_keeps_what_is_planned() -> None:
+    plan, kept = kept_bytes("pipeline")
+    assert plan.stages is not None
+    activations = max(stage.activation_bytes for stage in plan.stages.stages)
+    assert needed_bytes(plan) - RESERVED_BYTES == pytest.approx(max(kept) + activations, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_replica_keeps_what_is_planned() -> None:
+    plan, kept = kept_bytes("tensor")
+    assert plan.state_bytes is not None
+    assert [plan.state_bytes.total] * 2 == pytest.approx(kept, rel=0.1)
+
+
+def kept_bytes(name: str) -> tuple[Plan, list[int]]:
+    """The plan, and the number of bytes that each process of a replica keeps between steps."""
+    spec = step_memory.SPLIT[name]
+    plan = api.measured_plan(spec, backend="torch-ddp", replicas=1, quiet=True)
+    run = try_run(step_memory.kept, spec, "torch-ddp", 1)
+    assert run.failure is None, run.failure
+    return plan, run.returned

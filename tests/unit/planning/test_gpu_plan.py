@@ -38,6 +38,11 @@ WEIGHTS = (4 * 10**9,) * 8
 COSTS = PassCosts(peak_bytes=10**8, flops=10**12, moved_bytes=10**9)
 
 
+RESOURCES = ClusterResources(
+    layout_of("any launcher", Allocation((HostSlots(4, devices=4),) * 2)), {}
+)
+
+
 def planned(**fields: Any) -> tuple[ResolvedSpec, ModelStats, Plan]:
     """A run of 8 replicas on 2 hosts, of a model of 32 GB."""
     spec = TrainingSpec(
@@ -51,10 +56,7 @@ def planned(**fields: Any) -> tuple[ResolvedSpec, ModelStats, Plan]:
         **fields,
     )
     resolved = ResolvedSpec(spec, plugin_manager())
-    layout = layout_of("any launcher", Allocation((HostSlots(4, devices=4),) * 2))
-    plan = make_plan(
-        resolved, backend="torch-ddp", replicas=None, resources=ClusterResources(layout, {})
-    )
+    plan = make_plan(resolved, backend="torch-ddp", replicas=None, resources=RESOURCES)
     stats = ModelStats(
         samples=64,
         parameters=sum(WEIGHTS) // 4,
@@ -102,18 +104,34 @@ def test_all_gpus_of_a_host_share_its_network() -> None:
 def test_what_does_not_fit_is_told_with_what_would() -> None:
     resolved, stats, plan = planned()
     assert needed_bytes(plan) == 4 * sum(WEIGHTS) + 8 * 10**8 + RESERVED_BYTES
-    fitting = list(fitting_alternatives(resolved, plan, stats, 80e9))
+    fitting = list(fitting_alternatives(resolved, plan, stats, RESOURCES, 80e9))
     assert fitting == [f"--strategy sharded,stage={stage}" for stage in (1, 2, 3)]
     stats = replace(stats, sample_costs=PassCosts(10**10, 1, 1))
     plan = complete_plan(plan, resolved, stats)
-    fitting = list(fitting_alternatives(resolved, plan, stats, 60e9))
+    fitting = list(fitting_alternatives(resolved, plan, stats, RESOURCES, 60e9))
     assert fitting == [
         "--strategy sharded,stage=2 --set gradient_accumulation_steps=8",
         "--strategy sharded,stage=3 --set gradient_accumulation_steps=8",
     ]
-    assert not list(fitting_alternatives(resolved, plan, stats, 2e9))
-    *_, recompute = fitting_alternatives(resolved, plan, stats, 4 * sum(WEIGHTS) + 3 * 2**30)
+    assert not list(fitting_alternatives(resolved, plan, stats, RESOURCES, 2e9))
+    *_, recompute = fitting_alternatives(
+        resolved, plan, stats, RESOURCES, 4 * sum(WEIGHTS) + 3 * 2**30
+    )
     assert recompute == "recompute, where it leaves 2 GiB of activations or less"
+
+
+@pytest.mark.parametrize(
+    ("fields", "stages"),
+    [
+        ({}, [1, 2, 3]),
+        ({"ema": {"decay": 0.9}}, [1, 2]),  # with stage 3 no replica has the weights to average
+        ({"compile": True}, []),
+    ],
+)
+def test_nothing_that_plans_refuse_would_fit(fields: dict[str, Any], stages: list[int]) -> None:
+    resolved, stats, plan = planned(**fields)
+    fitting = list(fitting_alternatives(resolved, plan, stats, RESOURCES, 80e9))
+    assert fitting == [f"--strategy sharded,stage={stage}" for stage in stages]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +143,7 @@ def test_activations_that_are_not_counted_never_fit(
     resolved, stats, plan = planned()
     stats = replace(stats, sample_costs=None)
     plan = complete_plan(plan, resolved, stats)
-    options = list(fitting_alternatives(resolved, plan, stats, 80e9))
+    options = list(fitting_alternatives(resolved, plan, stats, RESOURCES, 80e9))
     made = GpuPlan(plan, [], None, needed_bytes(plan), card, None, options)
     assert made.fits is fits
     fields = made.to_dict()
