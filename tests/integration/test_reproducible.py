@@ -26,6 +26,8 @@ from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
 from isotrain.testing.reference.network import Network
 
 BITS = {"reproducible": "bits"}
+FEW_CASES = {"cnn": CASES["cnn"], "lstm": CASES["lstm"], "everything": EVERYTHING}
+FEATURES = pytest.mark.features
 SHARDED: dict[str, Any] = {
     "stage 1": {"name": "sharded", "options": {"bucket_megabytes": 0.001}},
     "stage 2": {"name": "sharded", "options": {"stage": 2}},
@@ -190,10 +192,17 @@ def test_the_plan_has_one_thread_and_the_bytes_of_an_all_reduce() -> None:
 @pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize(
-    ("backend", "counts"), [("torch-ddp", (1, 2, 3, 4, 8)), ("horovod-torch", (1, 3))]
+    ("cases", "backend", "counts"),
+    [
+        pytest.param(CASES | NATIVE, "torch-ddp", (1, 3), id="torch-ddp"),
+        pytest.param(CASES | NATIVE, "torch-ddp", (1, 2, 8), id="even", marks=FEATURES),
+        pytest.param(FEW_CASES | NATIVE, "horovod-torch", (1, 3), id="horovod", marks=FEATURES),
+    ],
 )
-def test_torch_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
-    _require_same_bits(CASES | NATIVE, backend, counts)
+def test_torch_has_the_same_bits(
+    cases: dict[str, Any], backend: str, counts: tuple[int, ...]
+) -> None:
+    _require_same_bits(cases, backend, counts)
 
 
 @pytest.mark.slow
@@ -201,12 +210,11 @@ def test_torch_has_the_same_bits(backend: str, counts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker", "horovod-tf"])
 def test_tensorflow_has_the_same_bits(backend: str) -> None:
     """Tracing takes long: more models and numbers are compared by `benchmarks/same_bits.py`."""
-    cases = {"cnn": CASES["cnn"], "lstm": CASES["lstm"], "everything": EVERYTHING}
-    _require_same_bits(cases, backend, (1, 3))
+    _require_same_bits(FEW_CASES, backend, (1, 3))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parts", "replicas"), [(8, 3), (2, 2)])
+@pytest.mark.parametrize(("parts", "replicas"), [(8, 3), pytest.param(2, 2, marks=FEATURES)])
 def test_a_run_on_tensorflow_has_the_same_bits(parts: int, replicas: int, tmp_path: Path) -> None:
     """Replicas with 3, 3 and 2 parts, or 1 each, which also try the metrics before the first step."""
     fields = CASES["dropout"] | {"epochs": 1, "reproducible": {"granularity": parts}}
