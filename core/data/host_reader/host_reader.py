@@ -158,6 +158,7 @@ class HostReader:
             count: Count that becomes the reader's, of what it has read of the stream.
         """
         channel = self._connect()
+        remaining = cut.total_steps - step
         try:
             request = {
                 "stream": name,
@@ -176,9 +177,13 @@ class HostReader:
                 vars(count).update(message.header["read"])
                 stream_state = batch.stream_state
                 del message
+                remaining -= 1
                 yield batch
                 del batch  # its memory is free for another one
                 self._send(channel, {})
+        except PeerLostError:  # the run has ended where the reader was started, and here too
+            if remaining:
+                raise
         finally:
             channel.close()
 

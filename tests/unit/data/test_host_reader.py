@@ -190,6 +190,17 @@ def test_a_killed_reader_is_named(connect: Connect) -> None:
     assert f"reads the stream {ends[type(second)]}" in str(second)
 
 
+def test_a_reader_may_end_once_it_has_given_all_batches(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("isotrain.core.data.host_reader.host_reader.BATCHES_AHEAD", 1)
+    first, second = connect(functools.partial(reader_programs.noting, str(tmp_path / "read")), 2)
+    batches = iter(loader(second, epochs=None, steps=3, epoch_steps=3, prefetch=0))
+    assert [next(batches).step for _ in range(3)] == [0, 1, 2]
+    first._reader.close()
+    assert next(batches, None) is None
+
+
 @pytest.mark.slow
 def test_nothing_is_left_of_a_stuck_reader_whose_starter_is_killed() -> None:
     parent = ChildProcess.spawn("unit.data.reader_programs:starter_of_stuck", {})
