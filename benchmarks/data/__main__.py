@@ -1,7 +1,7 @@
 """Loaders by hand and isotrain's: samples per second, and processor time per sample.
 
-    python -m benchmarks.data                        # all workloads at a tenth of their size
-    python -m benchmarks.data --goals --scale 1      # and which goals are reached
+    python -m benchmarks.data                        # all workloads, with few of their samples
+    python -m benchmarks.data --goals --minutes 20   # and which goals are reached
     python -m benchmarks.data --workload images --replicas 1 --workers 2 --rounds 5
 
 Every run is a program of its own; runs of a round follow each other in a random order, and ratios are taken
@@ -17,8 +17,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,7 +28,8 @@ import numpy as np
 
 from benchmarks.data.contenders import CONTENDERS, Contender
 from benchmarks.data.job import Job
-from benchmarks.data.workloads import SAMPLES, workload
+from benchmarks.data.promises import Promise, promises
+from benchmarks.data.workloads import SAMPLES, SCALES, workload
 from benchmarks.peers import environment
 from benchmarks.statistics import Estimate, median
 
@@ -63,7 +66,7 @@ class Measured:
 
 def main() -> int:
     """Measures what was asked for; 1 where a contender fails."""
-    options = _options()
+    options, began = _options(), time.monotonic()
     contenders = [each for each in CONTENDERS if environment.is_there() or not each.is_peer]
     if len(contenders) < len(CONTENDERS):
         print(
@@ -78,11 +81,14 @@ def main() -> int:
         if name in contender.workloads and replicas <= contender.replicas
     ]
     for name in {cell.workload for cell in cells}:
-        print(f"files: {workload(name, options.scale).folder}", file=sys.stderr)
+        print(f"files: {workload(name, _scale(name, options)).folder}", file=sys.stderr)
     generator = np.random.default_rng(options.seed)
     runs: dict[Cell, list[Measured]] = {cell: [] for cell in cells}
+    kept = list(promises()) if options.goals and not options.workload else []
     with contextlib.suppress(KeyboardInterrupt):
         for number in range(options.rounds):
+            if number and (number + 1) / number * (time.monotonic() - began) > 60 * options.minutes:
+                break
             for index in generator.permutation(len(cells)):
                 cell = cells[index]
                 measured = _run(cell, options)
@@ -91,7 +97,7 @@ def main() -> int:
                 print(f"{number + 1}/{options.rounds} {cell}: {text}", file=sys.stderr, flush=True)
     print(table(runs))
     if options.goals:
-        print(goals(runs))
+        print(goals(runs, kept))
     return 0
 
 
@@ -102,12 +108,26 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workload", action="append", choices=list(SAMPLES))
     parser.add_argument("--replicas", default="1,2", help="such as 1,2")
     parser.add_argument("--workers", type=int, default=2, help="worker processes on the host")
-    parser.add_argument("--scale", type=float, default=0.1, help="fraction of the samples")
+    parser.add_argument(
+        "--scale", type=float, help="fraction of the samples; else few of each workload"
+    )
     parser.add_argument("--epochs", type=int, default=4, help="two of them are not timed")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each contender")
+    parser.add_argument(
+        "--minutes", type=float, default=inf, help="begin no round that takes longer"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the order of the runs")
-    parser.add_argument("--goals", action="store_true", help="say which goals are reached")
+    parser.add_argument(
+        "--goals",
+        action="store_true",
+        help="say which goals are reached; of all workloads, also which promises are kept",
+    )
     return parser.parse_args()
+
+
+def _scale(name: str, options: argparse.Namespace) -> float:
+    """The fraction of a workload's samples."""
+    return SCALES[name] if options.scale is None else float(options.scale)
 
 
 def _run(cell: Cell, options: argparse.Namespace) -> Measured:
@@ -115,7 +135,7 @@ def _run(cell: Cell, options: argparse.Namespace) -> Measured:
     with TemporaryDirectory() as folder:
         job = Job(
             cell.workload,
-            options.scale,
+            _scale(cell.workload, options),
             cell.replicas,
             options.workers,
             options.epochs,
@@ -173,8 +193,8 @@ def table(runs: dict[Cell, list[Measured]]) -> str:
     return "\n".join(lines)
 
 
-def goals(runs: dict[Cell, list[Measured]]) -> str:
-    """Figures and bounds of the goals, as a Markdown table; reached where the median is."""
+def goals(runs: dict[Cell, list[Measured]], kept: Iterable[Promise]) -> str:
+    """Figures and bounds of the goals and promises, as a Markdown table; reached where the median is."""
     rows = ["| goal | figure | reached |", "|---|---|---|"]
     for text, figure, bound, is_least in _goal_figures(runs):
         reached = figure.value >= bound if is_least else figure.value <= bound
@@ -182,6 +202,7 @@ def goals(runs: dict[Cell, list[Measured]]) -> str:
         rows.append(
             f"| {text}: {words} {bound} | {figure.text(digits=2)} | {'yes' if reached else 'no'} |"
         )
+    rows += [f"| {each.text} | {each.seen} | {'yes' if each.is_kept else 'no'} |" for each in kept]
     return "\n".join(rows)
 
 
@@ -197,7 +218,12 @@ def _goal_figures(
         if ratio is not None:
             bound = 1.5 if "by-length" in name else 0.98
             yield f"{cell}, samples per second to {cell.contender.reference}", ratio, bound, True
-        if cell.replicas == 2 and runs.get(one := Cell(cell.contender, cell.workload, 1)):
+        is_loading = cell.contender.options.endswith("no-steps")
+        if (
+            is_loading
+            and cell.replicas == 2
+            and runs.get(one := Cell(cell.contender, cell.workload, 1))
+        ):
             pairs = zip(measured, runs[one], strict=False)
             processor = median(np.array([two.processor / each.processor for two, each in pairs]))
             yield f"{cell}, processor time per sample to 1 replica", processor, 1.05, False

@@ -55,8 +55,23 @@ CONTENDERS = (
         "isotrain/torch-ddp",
         "torch-ddp,by-length",
     ),
-    Contender("tf.data by hand", "tf_by_hand", ("images",), "", replicas=1),
     Contender(
-        "isotrain/tf-mirrored", "with_isotrain", ("images",), "tf.data by hand", "tf-mirrored"
+        "isotrain/torch-ddp, no steps", "with_isotrain", tuple(SAMPLES), "", "torch-ddp,no-steps"
+    ),
+    Contender("tf.data by hand", "tf_by_hand", ("images",), "", replicas=1),
+    Contender("tf.data by hand, Pillow", "tf_by_hand", ("images",), "", "pillow", replicas=1),
+    Contender(
+        "isotrain/tf-mirrored, tf.data",
+        "with_isotrain",
+        ("images",),
+        "tf.data by hand",
+        "tf-mirrored,tf.data",
+    ),
+    Contender(
+        "isotrain/tf-mirrored, Pillow",
+        "with_isotrain",
+        ("images",),
+        "tf.data by hand, Pillow",
+        "tf-mirrored",
     ),
 )

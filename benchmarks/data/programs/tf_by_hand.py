@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from benchmarks.data.job import Clock, Job
 from benchmarks.data.workloads import tensorflow_model
 
 
-def images(job: Job) -> tf.data.Dataset:
-    """Decoded, cropped and flipped by TensorFlow's operations."""
+def images(job: Job, *, by_pillow: bool = False) -> tf.data.Dataset:
+    """Batches of images that TensorFlow's operations decode, crop and flip, or Pillow and NumPy."""
     work = job.work
+    samples = work.dataset()
     paths = [str(work.folder / f"{index}.jpg") for index in range(work.samples)]
     classes = [index % 10 for index in range(work.samples)]
 
@@ -19,9 +21,19 @@ def images(job: Job) -> tf.data.Dataset:
         pixels = tf.image.random_flip_left_right(tf.image.random_crop(pixels, (224, 224, 3)))
         return tf.transpose(pixels, (2, 0, 1)), label
 
-    samples = tf.data.Dataset.from_tensor_slices((paths, classes)).shuffle(work.samples)
-    parallel = max(1, job.workers)
-    return samples.map(decoded, parallel).batch(work.global_batch_size).prefetch(2)
+    def by_position(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        pixels, label = tf.numpy_function(
+            lambda at: (samples[at][0], np.int32(at % 10)), [index], [tf.uint8, tf.int32]
+        )
+        return tf.ensure_shape(pixels, (3, 224, 224)), tf.ensure_shape(label, ())
+
+    columns = tf.data.Dataset.from_tensor_slices((paths, classes))
+    if by_pillow:
+        columns = tf.data.Dataset.range(work.samples)
+    made = columns.shuffle(work.samples).map(
+        by_position if by_pillow else decoded, max(1, job.workers)
+    )
+    return made.batch(work.global_batch_size).prefetch(2)
 
 
 def main() -> None:
@@ -41,7 +53,7 @@ def main() -> None:
             weight.assign_sub(rate * gradient)
         return loss
 
-    dataset, clock = images(job), Clock(job, 0)
+    dataset, clock = images(job, by_pillow=job.options == "pillow"), Clock(job, 0)
     for _ in range(job.epochs):
         for inputs, targets in dataset:
             step(inputs, targets)

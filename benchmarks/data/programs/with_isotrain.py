@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import isotrain
@@ -15,26 +18,54 @@ from benchmarks.data.workloads import (
 )
 
 
+class Killing:
+    """Samples, of which one kills the training process when it is loaded for the second time."""
+
+    def __init__(self, samples: Any, loads: Path) -> None:
+        self.samples, self.loads = samples, loads
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 500:
+            with self.loads.open("a") as file:
+                file.write(".")
+            if self.loads.stat().st_size == 2:
+                os.kill(os.getppid(), signal.SIGKILL)
+        return self.samples[index]
+
+
 def data() -> isotrain.DataSet:
     """The samples of the job."""
-    work = Job.of_this_process().work
+    job = Job.of_this_process()
+    work = job.work
+    if "tf.data" in job.options:
+        from benchmarks.data.programs import tf_by_hand
+
+        return isotrain.DataSet(isotrain.sources.stream(tf_by_hand.images(job), work.samples))
     samples = work.dataset()
+    if "kill" in job.options:
+        samples = Killing(samples, Path(job.folder, "loads"))
     if isinstance(samples, Stream):
         return isotrain.DataSet(isotrain.sources.stream(samples, work.samples))
     return isotrain.DataSet(isotrain.sources.MapStyle(samples))
 
 
 def train(session: isotrain.Session) -> None:
-    """Trains as `isotrain.run` does, and takes the times."""
-    clock = Clock(Job.of_this_process(), session.rank)
+    """Trains as `isotrain.run` does, or only loads the batches; takes the times."""
+    job = Job.of_this_process()
+    clock = Clock(job, session.rank)
     for batch in session.batches():
-        session.step(batch)
+        if "no-steps" not in job.options:
+            session.step(batch)
         if batch.is_last_of_epoch:
+            session.group.barrier()
             clock.epoch_done()
 
 
-def spec(job: Job) -> isotrain.TrainingSpec:
-    """The spec of a job."""
+def spec(job: Job, **others: Any) -> isotrain.TrainingSpec:
+    """The spec of a job, with other fields."""
     on_torch = "torch" in job.options
     fields: dict[str, Any] = {"loss": torch_loss, "ignore": ["ISO301"]}
     if not on_torch:
@@ -46,9 +77,9 @@ def spec(job: Job) -> isotrain.TrainingSpec:
         tokens = job.work.global_batch_size * 250
         order = {"name": "by-length", "lengths": "lengths", "buckets": buckets, "tokens": tokens}
         fields |= {"order": order, "global_batch_size": 1000}
-    if (
-        job.name != "stream" or job.replicas > 1
-    ):  # a reader for one replica would only pass samples on
+    # one replica reads a stream by itself, but for the processor time of one reader
+    has_workers = job.name != "stream" or job.replicas > 1 or "no-steps" in job.options
+    if has_workers and "tf.data" not in job.options:
         fields |= {"loader": {"workers": job.workers}}
     return isotrain.TrainingSpec(
         **{
@@ -61,6 +92,7 @@ def spec(job: Job) -> isotrain.TrainingSpec:
             "threads": 1,
             "device": "cpu",
             **fields,
+            **others,
         }
     )
 
