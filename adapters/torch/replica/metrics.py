@@ -94,18 +94,27 @@ class MetricCollection:
         return losses + [total for metric in metrics for total in metric.sums]
 
     @contextlib.contextmanager
-    def measuring(self, phase: Phase) -> Iterator[list[torch.Tensor]]:
-        """Context whose list has, on exit, what was added to the accumulators of a phase, which stay."""
+    def measuring(self, phase: Phase) -> Iterator[Callable[[], list[torch.Tensor]]]:
+        """Context that leaves the accumulators of a phase as they were.
+
+        Its function returns what was added to them since the context began, or since its last call.
+        """
         before = [(total, total.clone()) for total in self.sums(phase)]
-        added: list[torch.Tensor] = []
         for total, _ in before:
             total.zero_()
-        yield added
-        for total in self.sums(phase):  # metrics may have built some
-            added.append(total.clone())
-            total.zero_()
-        for total, value in before:
-            total.copy_(value)
+
+        def added() -> list[torch.Tensor]:
+            totals = self.sums(phase)  # metrics may have built some
+            copies = [total.clone() for total in totals]
+            for total in totals:
+                total.zero_()
+            return copies
+
+        try:
+            yield added
+        finally:
+            for total, value in before:
+                total.copy_(value)
 
 
 def _update(metrics: Sequence[Metric], micro_batch: Slice, predictions: Any) -> None:

@@ -380,24 +380,25 @@ class TorchReplicaGroup(ReplicaGroup):
         slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator, rows=rows)
         statistics = trainer.changing_statistics()
         counters = [each for each in trainer.frozen.values() if not each.is_floating_point()]
-        for index, micro_batch in enumerate(batch.slices[0]):
-            trainer.zero_gradients()
-            is_last = index == len(batch.slices[0]) - 1  # counters count steps
-            restored = statistics if is_last else [*statistics, *counters]
-            with restored_after(restored), self._metrics.measuring("train") as sums:
-                share = self._backward(slice_weights, index, trainer.loss_module.forward, None)
-                weighted = [each * micro_batch.weight for each in statistics]
-            gradients = [
-                torch.zeros_like(each) if each.grad is None else each.grad
-                for each in trainer.trainable.values()
-            ]
-            yield [[*gradients, share, *weighted, *sums]]
+        with self._metrics.measuring("train") as added:
+            for index, micro_batch in enumerate(batch.slices[0]):
+                trainer.zero_gradients()
+                is_last = index == len(batch.slices[0]) - 1  # counters count steps
+                restored = statistics if is_last else [*statistics, *counters]
+                with restored_after(restored):
+                    share = self._backward(slice_weights, index, trainer.loss_module.forward, None)
+                    weighted = [each * micro_batch.weight for each in statistics]
+                gradients = [
+                    torch.zeros_like(each) if each.grad is None else each.grad
+                    for each in trainer.trainable.values()
+                ]
+                yield [[*gradients, share, *weighted, *added()]]
 
     def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[torch.Tensor]]]:
-        for micro_batch in batch.slices[0]:
-            with self._metrics.measuring("evaluation") as sums:
+        with self._metrics.measuring("evaluation") as added:
+            for micro_batch in batch.slices[0]:
                 self.evaluation_step(replace(batch, slices=((micro_batch,),)))
-            yield [sums]
+                yield [added()]
 
     def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[torch.Tensor]]) -> None:
         statistics = self.trainer.changing_statistics() if phase == "train" else []
@@ -413,12 +414,10 @@ class TorchReplicaGroup(ReplicaGroup):
         self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float
     ) -> None:
         self._set_learning_rate(learning_rate)
-        scale = self.trainer.loss_scale()
         frozen = self.trainer.session_frozen
-        for (name, weight), gradient in zip(
-            self.trainer.trainable.items(), gradients[0], strict=True
-        ):
-            weight.grad = None if name in frozen else gradient * scale
+        scaled = private_api.foreach_mul(list(gradients[0]), self.trainer.loss_scale())
+        for (name, weight), gradient in zip(self.trainer.trainable.items(), scaled, strict=True):
+            weight.grad = None if name in frozen else gradient
         self._update_weights(
             self.trainer.clipping_norm(gradients[0]) if self._is_optimizer_sharded else None
         )

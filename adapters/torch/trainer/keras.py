@@ -199,6 +199,8 @@ class KerasTrainer(ReplicaTrainer):
             cache.forget()
 
     def changing_statistics(self) -> list[torch.Tensor]:
+        if not self.statistics:  # going through the layers takes longer
+            return []
         changing = {id(v.value) for v in keras_weights.moving_statistics(self.model)}
         return [each for each in super().changing_statistics() if id(each) in changing]
 
