@@ -183,19 +183,21 @@ def parity(options: argparse.Namespace) -> ExitCode:
         raise PlanError(f"parity {options.spec}: expected a spec, or two folders of traces.")
     from isotrain.analysis.parity import check
 
-    result = check.parity(
-        read_spec(options),
-        backends=options.backend,
-        replicas=options.replicas,
-        strategies=options.strategy,
-        steps=options.steps,
-        bits=options.bits,
-        map=options.map,
-        output=options.output,
-        launcher=options.launcher,
-        launcher_options=dict(options.launcher_option),
-        on_progress=ignore_status if options.quiet or options.json else print_status,
-    )
+    quiet = options.quiet or options.json
+    with waiting("comparing", quiet=quiet):
+        result = check.parity(
+            read_spec(options),
+            backends=options.backend,
+            replicas=options.replicas,
+            strategies=options.strategy,
+            steps=options.steps,
+            bits=options.bits,
+            map=options.map,
+            output=options.output,
+            launcher=options.launcher,
+            launcher_options=dict(options.launcher_option),
+            on_progress=ignore_status if quiet else print_status,
+        )
     if options.json:
         print(result.to_json())
     else:

@@ -11,7 +11,7 @@ from isotrain.analysis.find.rate_search import RateSearch
 from isotrain.core.cli.support import read_spec_with_choices
 from isotrain.core.errors import PlanError
 from isotrain.core.json_format import FORMAT, json_page
-from isotrain.core.reporting.status import ignore_status, print_status
+from isotrain.core.reporting.status import ignore_status, print_status, waiting
 from isotrain.core.run.options import ResumeOptions
 
 
@@ -73,15 +73,17 @@ def _rate_text(search: RateSearch) -> str:
 
 
 def _find_batch(options: argparse.Namespace) -> None:
-    search = find_batch(
-        read_spec_with_choices(options),
-        backend=options.backend,
-        first_batch=options.first_batch,
-        largest_batch=options.largest_batch,
-        steps=options.steps or BATCH_STEPS,
-        on_progress=ignore_status if _is_quiet(options) else print_status,
-        **_run_options(options),
-    )
+    quiet = _is_quiet(options)
+    with waiting("trying global batches", quiet=quiet):
+        search = find_batch(
+            read_spec_with_choices(options),
+            backend=options.backend,
+            first_batch=options.first_batch,
+            largest_batch=options.largest_batch,
+            steps=options.steps or BATCH_STEPS,
+            on_progress=ignore_status if quiet else print_status,
+            **_run_options(options),
+        )
     if options.json:
         print(_json(search))
     elif search.largest is None:

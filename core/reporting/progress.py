@@ -320,7 +320,7 @@ def bar(plan: Plan, directory: Path, *, every_epoch: bool = False) -> Iterator[O
     console = Console(stderr=True, highlight=False)
     state = RunProgress(plan, every_epoch=every_epoch)
     console.print(Text(title(plan), style="bold"))
-    console.print(_with_hanging_indent("run directory", str(directory)))
+    console.print(Text(f"run directory  {directory}"), soft_wrap=True)  # whole, to be copied
     with _progress(console) as progress:
         task = progress.add_task(state.phase, total=None, start=False, steps="", facts="", speed="")
 
@@ -331,6 +331,8 @@ def bar(plan: Plan, directory: Path, *, every_epoch: bool = False) -> Iterator[O
             line = state.note(event)
             if line:
                 name, _, facts = line.partition(": ")
+                if isinstance(event, EpochEnded) and len(line) > console.width:
+                    facts = facts.replace("; ", "\n")
                 console.print(_with_hanging_indent(name, facts) if facts else Text(line))
             if state.done and not progress.tasks[task].started:
                 progress.start_task(task)

@@ -91,16 +91,22 @@ def _fitted_widths(available: int, natural: Sequence[int], minimum: Sequence[int
 
 
 def facts(heading: str | None, rows: Iterable[tuple[str, str]]) -> str:
-    """Renders names and their values below a heading."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in rows:
-        grid.add_row(
-            Text(escape_controls(f"  {name}" if heading else name)), Text(escape_controls(value))
-        )
+    """Renders names and their values below a heading; a word that fits no line, as a path, stays whole."""
+    indent = "  " if heading else ""
+    pairs = [(escape_controls(indent + name), escape_controls(value)) for name, value in rows]
+    width = max((cell_len(name) for name, _ in pairs), default=0)
+    lines = []
+    for name, value in pairs:
+        if max(map(cell_len, value.split()), default=0) > _width() - width - _GAP:
+            lines.append(f"{name}{' ' * (width - cell_len(name) + _GAP)}{value}\n")
+            continue
+        grid = Table.grid(padding=(0, _GAP))
+        grid.add_column(no_wrap=True, min_width=width)
+        grid.add_column(overflow="fold")
+        grid.add_row(Text(name), Text(value))
+        lines.append(_rendered(grid))
     title = [] if heading is None else [_rendered(Text(heading, style="bold"))]
-    return "".join([*title, _rendered(grid)])
+    return "".join([*title, *lines])
 
 
 def paragraph(text: str) -> str:

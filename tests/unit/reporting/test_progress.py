@@ -29,7 +29,7 @@ from isotrain.core.contracts.events import (
 from isotrain.core.contracts.plan import Plan, StartMethod
 from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.reporting import progress as display
-from isotrain.core.reporting import status
+from isotrain.core.reporting import status, tables
 
 
 def plan(replicas: int = 2) -> Plan:
@@ -59,7 +59,7 @@ def plan(replicas: int = 2) -> Plan:
     )
 
 
-DIRECTORY = Path("runs/digits")
+DIRECTORY = Path("runs/digits-in-a-folder-longer-than-a-narrow-terminal")
 
 
 def ready(rank: int = 0) -> Event:
@@ -128,7 +128,7 @@ def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
             show(each)
     assert stream.getvalue().splitlines() == [
         "digits on some-backend:ring, 2 replicas",
-        "run directory: runs/digits",
+        f"run directory: {DIRECTORY}",
         "starting 2 processes",
         "building the model",
         "20 steps, 2 epochs",
@@ -245,11 +245,15 @@ def _read(descriptor: int) -> bytes:
 def test_progress_bar(columns: int) -> None:
     written = in_terminal(columns)
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", written)]
+    lines.remove(f"run directory  {DIRECTORY}")  # never broken: it is to be copied
     assert max(map(len, lines)) <= columns
     assert "digits on some-backend:ring, 2 replicas" in lines
     assert "from rank 0" in lines
     above = [line for line in lines if line.startswith("epoch 1/2  loss 0.2500")]
     assert len(above) == 1
+    if columns >= 60:
+        validation = "validation: loss 0.6000, accuracy 0.7000"
+        assert (validation in map(str.strip, lines)) == (columns < 110)
     last = [line for line in lines if "20/20" in line][-1]
     assert last.startswith("epoch 2/2")
     if columns >= 60:
@@ -264,3 +268,12 @@ def test_a_warning_of_all_ranks_is_shown_once() -> None:
         story.note(Warned(rank=rank, text=text)) for text in ("odd", "even") for rank in (0, 1)
     ]
     assert shown == ["warning: odd", None, "warning: even", None]
+
+
+def test_facts_are_folded_but_not_within_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_width", lambda: 40)
+    sentence = "four words of it in a line, others below"
+    text = tables.facts("all", [("run directory", str(DIRECTORY)), ("why", sentence)])
+    first, second, *rest = text.splitlines()
+    assert (first, second) == ("all", f"  run directory  {DIRECTORY}")
+    assert rest == ["  why            four words of it in a", "                 line, others below"]
