@@ -23,8 +23,10 @@ BUCKETS = 31
 SAMPLES = 16
 WHOLE = 64
 """Largest number of elements of a tensor that is its own sketch."""
-_CHUNK = BUCKETS << 15
-_BLOCK = BUCKETS << 10
+_ROW = BUCKETS << 5
+_BLOCK = BUCKETS << 12
+_RANGE = (1e-15, 1e15)
+"""Norms of float32 tensors of which no sum of squares overflows or loses what is small."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +70,34 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
     """Computes the fingerprint of an array of any shape and numeric dtype, in row-major order.
 
     It reads blocks that stay in the processor's cache, without the threads of BLAS, which cost more than they
-    save.
+    save. Blocks of float32 are added up in float32, and their sums in float64.
     """
     flat = np.ascontiguousarray(array).reshape(-1)
+    if flat.dtype != np.float32 or flat.size <= WHOLE:
+        return _fingerprint(flat, np.dtype(np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):
+        taken = _fingerprint(flat, flat.dtype)
+    if taken.max_abs == 0 or _RANGE[0] < taken.norm < _RANGE[1]:
+        return taken
+    return _fingerprint(flat, np.dtype(np.float64))  # squares of float32 may overflow or vanish
+
+
+def _fingerprint(flat: np.ndarray, dtype: np.dtype[Any]) -> Fingerprint:
+    """The fingerprint of a vector, whose blocks are computed with in `dtype`."""
+    is_small = flat.size <= WHOLE
     squares, total, largest = 0.0, 0.0, [0.0]
-    sums = np.zeros(BUCKETS)
-    block = np.empty(min(_BLOCK, flat.size))
+    rows = []
+    block = np.empty(min(_BLOCK, flat.size), dtype)
     for start in range(0, flat.size, _BLOCK):
         part = flat[start : start + _BLOCK]
         block = block[: part.size]
-        block[:] = part
-        squares += float(np.einsum("i,i", block, block))
-        total += float(block.sum())
+        values = part if part.dtype == dtype else part.astype(dtype)
+        squares += float(np.einsum("i,i", values, values))
+        total += float(values.sum())
         largest += [float(part.max()), -float(part.min())]
-        if flat.size > WHOLE:
-            chunk, offset = divmod(start, _CHUNK)
-            block *= _signs(flat.size)[chunk][offset : offset + _BLOCK]
-            sums += _bucket_sums(block)
-    is_small = flat.size <= WHOLE
+        if not is_small:
+            np.multiply(values, _signs(dtype)[: part.size], out=block)
+            rows.append(_bucket_sums(block))
     sample = tuple((flat if is_small else flat[_positions(flat.size)]).astype(np.float64).tolist())
     return Fingerprint(
         size=flat.size,
@@ -93,27 +105,40 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
         norm=math.sqrt(squares),
         mean=total / flat.size if flat.size else 0.0,
         max_abs=float(np.max(largest)),
-        sketch=sample if is_small else tuple(sums.tolist()),
+        sketch=sample if is_small else _sum_of_blocks(np.array(rows), flat.size),
         sample=sample,
     )
 
 
 def _bucket_sums(signed: np.ndarray) -> np.ndarray:
-    """Sums of a float64 vector of up to `_BLOCK` elements over equal positions modulo BUCKETS."""
-    if signed.size == _BLOCK:  # long rows are added faster
-        signed = signed.reshape(32, -1).sum(axis=0)
-    whole = signed.size - signed.size % BUCKETS
-    sums: np.ndarray = signed[:whole].reshape(-1, BUCKETS).sum(axis=0)
+    """Sums of a vector of up to `_BLOCK` elements over equal positions modulo BUCKETS, float64."""
+    whole = signed.size - signed.size % _ROW
+    sums = np.zeros(_ROW)
+    sums += signed[:whole].reshape(-1, _ROW).sum(axis=0)  # long rows are added faster
     sums[: signed.size - whole] += signed[whole:]
-    return sums
+    by_bucket: np.ndarray = sums.reshape(-1, BUCKETS).sum(axis=0)
+    return by_bucket
 
 
-@functools.lru_cache(maxsize=256)
-def _signs(size: int) -> list[np.ndarray]:
-    """The signs of a vector's elements, int8, by chunk; PCG64 draws them."""
+def _sum_of_blocks(rows: np.ndarray, size: int) -> tuple[float, ...]:
+    """The sum of the bucket sums of blocks, each with a sign and a rotation of its own.
+
+    So blocks share the signs of elements, and what is equal in all of them does not add up.
+    """
+    if len(rows) == 1:
+        return tuple(rows[0].tolist())
     generator = np.random.Generator(np.random.PCG64(size))
-    lengths = [min(_CHUNK, size - start) for start in range(0, size, _CHUNK)]
-    return [2 * generator.integers(2, size=length, dtype=np.int8) - 1 for length in lengths]
+    signs = 2 * generator.integers(2, size=(len(rows), 1)) - 1
+    shifts = generator.integers(BUCKETS, size=(len(rows), 1))
+    turned = np.take_along_axis(rows, (np.arange(BUCKETS) + shifts) % BUCKETS, axis=1)
+    return tuple((signs * turned).sum(axis=0).tolist())
+
+
+@functools.lru_cache(maxsize=2)
+def _signs(dtype: np.dtype[Any]) -> np.ndarray:
+    """The signs of a block's elements, of a dtype; PCG64 draws them."""
+    generator = np.random.Generator(np.random.PCG64(BUCKETS))
+    return (2 * generator.integers(2, size=_BLOCK) - 1).astype(dtype)
 
 
 @functools.lru_cache(maxsize=256)
