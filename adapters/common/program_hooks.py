@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import random
 import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 
 def safe(hook: Callable[..., None]) -> Callable[..., None]:
@@ -21,6 +25,21 @@ def safe(hook: Callable[..., None]) -> Callable[..., None]:
             print(f"isotrain trace: this is not recorded:\n{text}", file=sys.stderr, flush=True)
 
     return guarded
+
+
+def host_random_states() -> dict[str, int]:
+    """Hashes of the states of Python's `random` and of NumPy's global generator."""
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    return {
+        "random": hash(random.getstate()[1]),
+        "numpy.random": zlib.crc32(np.asarray(keys).tobytes(), int(position)),
+    }
+
+
+def draws_since(before: dict[str, int]) -> dict[str, int]:
+    """The states of `host_random_states` before, of the generators from which numbers were drawn since."""
+    now = host_random_states()
+    return {name: state for name, state in before.items() if state != now[name]}
 
 
 def call_before(owner: Any, name: str, hook: Callable[..., None]) -> None:

@@ -16,7 +16,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters.common.program_hooks import call_after, call_before, safe
+from isotrain.adapters.common.program_hooks import (
+    call_after,
+    call_before,
+    draws_since,
+    host_random_states,
+    safe,
+)
 from isotrain.adapters.keras import private as keras_private
 
 if TYPE_CHECKING:
@@ -85,6 +91,7 @@ class _Replica:
         self.models: list[keras.Layer] = []
         self.optimizers: list[keras.optimizers.Optimizer] = []
         self.facts: dict[str, Any] = {}
+        self.host_random: dict[str, int] = {}
 
     def weights(self) -> dict[str, keras.Variable]:
         """Trainable weights of all models that were called, by path."""
@@ -141,7 +148,10 @@ class _Hooks:
 
     def enter(self, layer: keras.Layer, *args: Any, **kwargs: Any) -> None:
         """Counts how deep the calls of layers are."""
-        self._replica().depth += 1
+        replica = self._replica()
+        if not replica.depth and replica.recorder.is_recording:
+            replica.host_random = host_random_states()
+        replica.depth += 1
 
     def count_tape(self, change: int) -> None:
         """Counts the gradient tapes that record."""
@@ -170,6 +180,7 @@ class _Hooks:
             autocast=layer.compute_dtype != layer.variable_dtype,
             wrapper=type(layer).__name__,
             random={"keras": _random_state(layer)},
+            host_random=draws_since(replica.host_random),
         )
 
     def backward(self, tape: Any, target: Any, *args: Any, **kwargs: Any) -> None:

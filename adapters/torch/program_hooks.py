@@ -17,7 +17,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from isotrain.adapters.common.program_hooks import call_after, call_before, safe
+from isotrain.adapters.common.program_hooks import (
+    call_after,
+    call_before,
+    draws_since,
+    host_random_states,
+    safe,
+)
 
 if TYPE_CHECKING:
     from isotrain.plugin import ProgramRecorder
@@ -70,6 +76,7 @@ class _Hooks:
         )
         self._facts: dict[str, Any] = {}
         self._compresses = False
+        self._host_random: dict[str, int] = {}
 
     def comm_hook(self, model: nn.Module, state: Any, hook: Any) -> None:
         """Keeps whether DistributedDataParallel exchanges gradients in 16 bits."""
@@ -82,6 +89,8 @@ class _Hooks:
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Counts how deep the calls of modules are."""
+        if not self._depth and self._recorder.is_recording:
+            self._host_random = host_random_states()
         self._depth += 1
 
     def leave(self, module: nn.Module, args: Any, *rest: Any) -> None:
@@ -109,6 +118,7 @@ class _Hooks:
             autocast=torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"),
             wrapper=type(module).__name__,
             random={"torch": zlib.crc32(torch.get_rng_state().numpy())},
+            host_random=draws_since(self._host_random),
         )
 
     def backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:

@@ -395,6 +395,23 @@ def _accumulated(case: Case) -> Cause | None:
     )
 
 
+def _host_random_numbers(case: Case) -> Cause | None:
+    drawn = [
+        [event.get("host_random", {}) for rank in step.ranks for event in rank.passes()]
+        for step in _both(case)
+    ]
+    names = {name for states in drawn for by_name in states for name in by_name}
+    if not names or drawn[0] == drawn[1]:
+        return None
+    named = " and ".join(f"`{name}`" for name in sorted(names))
+    return Cause(
+        "host-random-numbers",
+        f"the model draws other numbers from {named}",
+        [f"the state of {named} moves in forward passes, and is another one than in the reference"],
+        "seed it alike in both programs, or draw from the framework's generator.",
+    )
+
+
 def _random_layers(case: Case) -> Cause | None:
     passes = [rank.passes()[0] for rank in case.run_step.ranks if rank.passes()]
     if not passes or not all(event["dropout"] and event["training"] for event in passes):
@@ -545,11 +562,19 @@ _SUSPECTS: dict[str, Sequence[Callable[[Case], Cause | None]]] = {
         _targets,
         _clipping,
         _scaled,
+        _host_random_numbers,
         _random_layers,
         _batch_statistics,
         _precision,
     ),
-    "loss": (_evaluation_mode, _targets, _random_layers, _batch_statistics, _precision),
+    "loss": (
+        _evaluation_mode,
+        _targets,
+        _host_random_numbers,
+        _random_layers,
+        _batch_statistics,
+        _precision,
+    ),
     "update": (_optimizer_state_lost, _clipping, _update_scaled),
     "optimizer": (_optimizer_state_lost,),
     "state": (_statistics_part,),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from integration.program_zoo.entry import Entry, Program
@@ -268,6 +269,20 @@ def same_dropout(rank: int, world: int, wrong: bool) -> None:
 def other_dropout(rank: int, world: int, wrong: bool) -> None:
     model = network(dropout=0.5)
     torch.manual_seed(8 if wrong else 7)
+    train_on(global_batches(), model)
+
+
+class Noise(nn.Module):
+    """Noise from the global generator of NumPy."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + torch.from_numpy(np.random.normal(size=inputs.shape)).float()
+
+
+@program("host-random-numbers", "a layer that draws from `numpy.random`, with another seed")
+def other_noise(rank: int, world: int, wrong: bool) -> None:
+    model = nn.Sequential(Noise(), network())
+    np.random.seed(8 if wrong else 7)
     train_on(global_batches(), model)
 
 
