@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from isotrain.plugin import TrainingSpec
 
 
+def one_shape_expected(method: str) -> str:
+    """Text of the error for a collective whose tensor has several shapes."""
+    return (
+        f"objective: step.{method}: expected tensors of one shape on all replicas. Reduce the rows first, as"
+        f" in step.{method}(ops.{method}(x, axis=0)); step.all_gather(x) takes uneven rows."
+    )
+
+
 class CommonStepContext(StepContext):
     """Step context of the replicas of one process.
 
@@ -136,10 +144,9 @@ class CommonStepContext(StepContext):
             SpecError: They differ.
         """
         if any(each != shapes[0] for each in shapes):
+            received = ", ".join(map(str, shapes))
             raise SpecError(
-                f"objective: step.{method}: expected tensors of one shape, received"
-                f" {', '.join(map(str, shapes))} of replicas 0 to {len(shapes) - 1}. Reduce the rows first,"
-                f" as in step.{method}(ops.{method}(x, axis=0)); step.all_gather(x) takes uneven rows."
+                f"{one_shape_expected(method)} Received {received} of replicas 0, 1, ..."
             )
 
     def refuse_workers(self) -> None:

@@ -102,6 +102,27 @@ def test_collectives_of_a_part_of_the_batch_are_refused(
         isotrain.run(hidden, backend="torch-ddp", replicas=replicas, output=tmp_path / "run")
 
 
+def _mean_of_rows(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
+    from keras import ops
+
+    outputs = model(batch[0])
+    return ops.mean(outputs**2, axis=-1) + ops.sum(step.mean(outputs)) * 0
+
+
+@pytest.mark.features
+@pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker"])
+def test_the_shapes_of_an_uneven_mean_are_named(backend: str, tmp_path: Path) -> None:
+    spec = _spec(model=_portable, objective=_mean_of_rows, values={}, data=_uneven, epochs=1)
+    with pytest.raises(RunFailedError, match=r"SpecError[^?]*step\.mean[^?]*\[2, 6\], \[1, 6\]"):
+        isotrain.run(spec, backend=backend, replicas=2, output=tmp_path / "run")
+
+
+def _uneven() -> isotrain.DataSet:
+    """Samples of one even batch and one of three samples."""
+    inputs, targets = np.random.default_rng(0).normal(size=(2, BATCH + 3, 6))
+    return isotrain.DataSet((inputs, targets))
+
+
 def test_workers_get_no_step() -> None:
     with pytest.raises(UnsupportedError, match="gives it no step"):
         isotrain.plan(_spec(strategy="parameter-server"), backend="torch-ddp", replicas=2)

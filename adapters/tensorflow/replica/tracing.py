@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.step_context import TensorFlowStepContext
-from isotrain.plugin import Batch, Phase
+from isotrain.plugin import Batch, Phase, SpecError
 
 MicroBatches = tuple[tuple[MicroBatch, ...], ...]
 """Micro-batches of each local replica."""
@@ -101,14 +102,14 @@ class TracedFunctions:
             function = self._cached(
                 key, lambda: self._flat(trace, False, batch, has_weights=False), varies
             )
-            return function(*_leaves(batch), *tensors, *values)
+            return _call(function, *_leaves(batch), *tensors, *values)
         weights = tuple(
             [tuple([micro_batch.weight for micro_batch in slices]) for slices in batch.slices]
         )
         has_placeholders = any(0.0 in slice_weights for slice_weights in weights)
         key = (name, varies, _structure(batch), len(weights[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
-        return function(*_leaves(batch), self._tensor_of(weights), *tensors, *values)
+        return _call(function, *_leaves(batch), self._tensor_of(weights), *tensors, *values)
 
     def on_counts(self, name: str, trace: Callable[..., Any], batch: Batch) -> Any:
         """Calls the traced form of `trace(has_placeholders, micro_batches, counts)` on a batch."""
@@ -122,7 +123,7 @@ class TracedFunctions:
         key = (name, varies, structure, len(counts[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
         values = self._values(batch, "evaluation")
-        return function(*_leaves(batch), self._tensor_of(counts), *values)
+        return _call(function, *_leaves(batch), self._tensor_of(counts), *values)
 
     def on_inputs(self, trace: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
         """Calls the traced form of `trace(inputs)` on the inputs of each local replica."""
@@ -231,6 +232,23 @@ class TracedFunctions:
                 self._tensors.clear()
             tensor = self._tensors[values] = tf.constant(values, tf.float64)
         return tensor
+
+
+def _call(function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
+    """Calls a traced function.
+
+    Raises:
+        SpecError: An objective's collective got tensors of several shapes.
+    """
+    try:
+        return function(*tensors)
+    except tf.errors.InvalidArgumentError as error:
+        failed = re.search(r"assertion failed: \[(objective: .*)\] \[(\[.*\])\]", error.message)
+        if failed is None:
+            raise
+        text, shapes = failed.groups()
+        received = shapes.replace("][", "], [").replace(" ", ", ").replace(",,", ",")
+        raise SpecError(f"{text} Received {received} of replicas 0, 1, ...") from None
 
 
 def padded(batch: Batch, slices: int = 0) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +13,15 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters.common.sample_draws import REFUSAL, REFUSAL_WITH_REPRODUCIBLE, DrawKeys
-from isotrain.adapters.common.step_context import CommonStepContext
+from isotrain.adapters.common.step_context import CommonStepContext, one_shape_expected
 from isotrain.adapters.tensorflow.base.recompute import operations, operations_since
 from isotrain.adapters.tensorflow.base.sample_draws import TensorFlowPassDraws
 from isotrain.plugin import Batch, Phase, SpecError, TrainingSpec
 
 _FIRST_EVALUATION = 1 << 31
 """Word of the first step of an evaluation: no step of the training has it."""
+_SHOWN = 1000
+"""Number of sizes that an error shows of the shapes of all replicas."""
 _RANDOM = re.compile("Random|Rng|Multinomial|Normal")
 """Names of operations that draw random numbers."""
 
@@ -127,7 +130,9 @@ class TensorFlowStepContext(CommonStepContext):
 
     def sum(self, x: tf.Tensor) -> tf.Tensor:
         self.require_collective("sum")
-        return x if self.replicas == 1 else self._sum(self._of_samples(x))
+        if self.replicas == 1:
+            return x
+        return self._sum_of_one_shape("sum", self._of_samples(x))
 
     def mean(self, x: tf.Tensor) -> tf.Tensor:
         self.require_collective("mean")
@@ -135,23 +140,47 @@ class TensorFlowStepContext(CommonStepContext):
         if self.replicas == 1:
             return x
         if size is None:
-            return self._sum(x) / self.replicas
+            return self._sum_of_one_shape("mean", x) / self.replicas
         weight = size / self._total(size)
-        return self._sum(self._of_samples(x) * tf.cast(weight, x.dtype))
+        return self._sum_of_one_shape("mean", self._of_samples(x) * tf.cast(weight, x.dtype))
+
+    def _sum_of_one_shape(self, method: str, x: tf.Tensor) -> tf.Tensor:
+        """Differentiable sum over all replicas, which fails where these have other shapes. Collective.
+
+        Shapes that are known while an even batch is traced are equal, and are not compared.
+        """
+        is_known = self._local.size is None and x.shape.is_fully_defined()
+        if is_known or not x.shape.rank:
+            return self._sum(x)
+        local = tf.one_hot(self.index, self.replicas, dtype=tf.int32)[:, tf.newaxis] * tf.shape(x)
+        shapes = self._total(local)
+        are_equal = tf.reduce_all(tf.equal(shapes, shapes[0]))
+        check = tf.debugging.Assert(are_equal, [one_shape_expected(method), shapes], _SHOWN)
+        with tf.control_dependencies([check]):
+            return self._sum(tf.identity(x), is_known=False)
 
     def _of_samples(self, x: tf.Tensor) -> tf.Tensor:
         """A tensor, or zeros of its shape where this replica has no samples; differentiable."""
         has_samples = self._local.has_samples
         return x if has_samples is None else tf.where(has_samples, x, tf.zeros_like(x))
 
-    def _sum(self, x: tf.Tensor) -> tf.Tensor:
-        """Differentiable sum over all replicas, any shape. Collective."""
+    def _sum(self, x: tf.Tensor, is_known: bool = True) -> tf.Tensor:
+        """Differentiable sum over all replicas, any shape. Collective.
+
+        MirroredStrategy refuses other shapes, while it is traced, unless `is_known` is False.
+        """
         if x.dtype == tf.bool:
             return tf.cast(self._total(tf.cast(x, tf.int32)), tf.bool)
 
         @tf.custom_gradient
         def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            return self._total(x), self._sum
+            shape = x.shape
+            if not is_known:
+                x = tf.compat.v1.placeholder_with_default(x, [None] * shape.rank)
+            total = self._total(x)
+            if not is_known:
+                total = tf.ensure_shape(total, shape)
+            return total, functools.partial(self._sum, is_known=is_known)
 
         return differentiable(x)
 
