@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from helpers.waiting import wait_until
 from unit.data import reader_programs
 from unit.data.stream_samples import INPUTS, kept, loader
 
-from isotrain.core.data.host_reader.host_reader import SharedStream
+from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
 from isotrain.core.data.host_reader.shard_processes import ShardProcesses
 from isotrain.core.data.sources import sample_stream
 from isotrain.core.data.streaming.shards import ShardedSamples
@@ -191,13 +193,16 @@ def test_a_killed_reader_is_named(connect: Connect) -> None:
 
 
 def test_a_reader_may_end_once_it_has_given_all_batches(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("isotrain.core.data.host_reader.host_reader.BATCHES_AHEAD", 1)
-    first, second = connect(functools.partial(reader_programs.noting, str(tmp_path / "read")), 2)
-    batches = iter(loader(second, epochs=None, steps=3, epoch_steps=3, prefetch=0))
-    assert [next(batches).step for _ in range(3)] == [0, 1, 2]
-    first._reader.close()
+    limits, token = {"start_seconds": 60.0, "timeout": 300.0}, secrets.token_hex(8)
+    starter, other = (HostReader(token, 2, range(2), **limits) for _ in range(2))
+    with contextlib.closing(starter):
+        starter.start(functools.partial(reader_programs.noting, str(tmp_path / "read")))
+        stream = SharedStream("train", other)
+        batches = iter(loader(stream, epochs=None, steps=3, epoch_steps=3))
+        assert [next(batches).step for _ in range(3)] == [0, 1, 2]
     assert next(batches, None) is None
 
 
