@@ -458,7 +458,9 @@ def machine() -> Figures:
     return {
         **hardware.describe(),
         "cards": _output(query).splitlines(),
-        "versions": installed_versions(("torch", "keras", "tensorflow", "horovod", "numpy")),
+        "versions": installed_versions(
+            ("torch", "keras", "tensorflow", "tensorflow-cpu", "horovod", "numpy")
+        ),
         "torch": json.loads(
             _output([sys.executable, "-c", _TORCH_VERSIONS]) or '"torch cannot be imported"'
         ),
