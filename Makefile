@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick test-features test-examples test-kernels test-launchers lint format docs benchmark dist release clean
+.PHONY: help environment demo test test-quick test-features test-examples test-kernels test-launchers test-nccl lint format docs benchmark dist release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 24
@@ -65,6 +65,16 @@ test-launchers: environment ## runs under real schedulers and launchers, on host
 	$(VENV_PYTHON) tools/setup_launchers.py
 	.venv-launchers/bin/python -m pytest --numprocesses 2 $(BY_FILE) tests/launchers
 
+test-nccl: .venv-nccl/complete ## Horovod with NCCL for TensorFlow, as far as it goes without a GPU: takes CUDA's compiler
+	.venv-nccl/bin/python -m pytest tests/integration/test_horovod_nccl.py
+
+.venv-nccl/complete: tools/build_horovod/horovod-0.28.1-gpu.patch
+	$(PYTHON) -m venv .venv-nccl
+	.venv-nccl/bin/pip install --quiet --constraint constraints.txt --editable '.[tensorflow,report]' hypothesis pytest \
+	pytest-timeout pytest-xdist cmake cffi packaging wheel 'setuptools<81' nvidia-nccl-cu13
+	HOROVOD_GPU_OPERATIONS=NCCL .venv-nccl/bin/python -m isotrain.build_horovod
+	touch $@
+
 lint: environment ## style, types, and who imports whom
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
@@ -103,5 +113,5 @@ release: ## everything that continuous integration runs, then dist/ and a tag of
 	git tag 'v$(VERSION)'
 
 clean: ## remove the environment and every generated file; the cached Horovod wheel stays
-	rm -rf .venv .venv-docs .venv-launchers .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site isotrain.egg-info
+	rm -rf .venv .venv-docs .venv-launchers .venv-nccl .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site isotrain.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -38,6 +38,7 @@ from isotrain.build_horovod import headers, progress, unified_patch
 HERE = Path(__file__).resolve().parent
 VERSION = "0.28.1"
 PATCH = HERE / f"horovod-{VERSION}.patch"
+GPU_PATCH = HERE / f"horovod-{VERSION}-gpu.patch"
 REQUIREMENTS = HERE / "requirements.txt"
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly")
 NEEDED = ("cffi", "cloudpickle", "cmake", "packaging", "psutil", "pyyaml", "wheel")
@@ -112,7 +113,7 @@ def _facts(flags: Mapping[str, str]) -> dict[str, object]:
     return {
         "horovod": VERSION,
         "source": hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest(),
-        "patch": hashlib.sha256(repr(_hunks()).encode()).hexdigest(),
+        "patch": hashlib.sha256(repr(unified_patch.parse(_patch(flags))).encode()).hexdigest(),
         "python": sysconfig.get_config_var("SOABI"),
         "machine": f"{sys.platform} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
@@ -124,9 +125,10 @@ def _facts(flags: Mapping[str, str]) -> dict[str, object]:
     }
 
 
-def _hunks() -> list[unified_patch.Hunk]:
-    """Changes of the patch."""
-    return unified_patch.parse(PATCH.read_text(encoding="utf-8"))
+def _patch(flags: Mapping[str, str]) -> str:
+    """The changes to Horovod; those of GPU operations only in builds that have them."""
+    patches = [PATCH, GPU_PATCH] if "HOROVOD_GPU_OPERATIONS" in flags else [PATCH]
+    return "\n".join(each.read_text(encoding="utf-8") for each in patches)
 
 
 def _key(facts: Mapping[str, object]) -> str:
@@ -189,12 +191,33 @@ def _variables(flags: Mapping[str, str], work: Path) -> dict[str, str]:
         variables.pop(name, None)
     variables["MAKEFLAGS"] = f"-j{_jobs()}"
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables |= _nccl_variables(variables, work / "nccl")
     include = headers.find_or_fetch(work / "headers")
     if include:
         old = variables.get("CPLUS_INCLUDE_PATH")
         parts = [str(folder) for folder in include] + ([old] if old else [])
         variables["CPLUS_INCLUDE_PATH"] = os.pathsep.join(parts)
     return variables
+
+
+def _nccl_variables(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Variables for the NCCL of NVIDIA's wheel, whose library lacks the name that a linker looks for.
+
+    Empty without that wheel, for an NCCL that the user names, and for builds without NCCL.
+    """
+    wheel = Path(sysconfig.get_path("platlib"), "nvidia", "nccl")
+    library = next(wheel.glob("lib/libnccl.so.*"), None)
+    is_named = any(name.startswith("HOROVOD_NCCL_") for name in variables)
+    if variables.get("HOROVOD_GPU_OPERATIONS") != "NCCL" or is_named or library is None:
+        return {}
+    (folder / "lib").mkdir(parents=True)
+    (folder / "include").symlink_to(wheel / "include")
+    (folder / "lib" / "libnccl.so").symlink_to(library)
+    return {
+        "HOROVOD_NCCL_HOME": str(folder),
+        "HOROVOD_NCCL_LINK": "shared",
+        "LDFLAGS": f"{variables['LDFLAGS']} -Wl,-rpath,{library.parent}",
+    }
 
 
 def _pip(*arguments: str) -> list[str]:
@@ -208,7 +231,9 @@ def _fails(what: str, command: Sequence[str], log: Path, variables: Mapping[str,
     return progress.run_logged(step, log, variables) != 0
 
 
-def _fetch_source(work: Path, log: Path, variables: Mapping[str, str]) -> Path:
+def _fetch_source(
+    work: Path, log: Path, flags: Mapping[str, str], variables: Mapping[str, str]
+) -> Path:
     """Download the source, checked against its pinned SHA-256, unpack and patch it."""
     command = _pip(
         "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation",
@@ -218,15 +243,15 @@ def _fetch_source(work: Path, log: Path, variables: Mapping[str, str]) -> Path:
         raise BuildError(f"Horovod's source could not be downloaded.{_explain(log)}")
     shutil.unpack_archive(next(work.glob("horovod-*.tar.gz")), work)
     source = work / f"horovod-{VERSION}"
-    count = unified_patch.apply(PATCH.read_text(encoding="utf-8"), source)
-    _say(f"{count} edits applied ({PATCH.name})")
+    count = unified_patch.apply(_patch(flags), source)
+    _say(f"{count} edits applied")
     return source
 
 
 def _build(work: Path, log: Path, flags: Mapping[str, str]) -> Path:
     """Build the wheel in `work` and see that it imports; returns its path."""
     variables = _variables(flags, work)
-    source = _fetch_source(work, log, variables)
+    source = _fetch_source(work, log, flags, variables)
     _say("compiling: 3 to 4 minutes on 2 idle cores, once per combination of versions")
     command = _pip(
         "wheel", "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir",
