@@ -271,9 +271,10 @@ def test_a_warning_of_all_ranks_is_shown_once() -> None:
 
 
 def test_facts_are_folded_but_not_within_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_width", lambda: 40)
-    sentence = "four words of it in a line, others below"
-    text = tables.facts("all", [("run directory", str(DIRECTORY)), ("why", sentence)])
-    first, second, *rest = text.splitlines()
-    assert (first, second) == ("all", f"  run directory  {DIRECTORY}")
-    assert rest == ["  why            four words of it in a", "                 line, others below"]
+    monkeypatch.setattr(tables, "is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    sentence = "four words of it in one line, others below"
+    text = tables.facts(None, [("run directory", str(DIRECTORY)), ("why", sentence)])
+    first, *rest = text.splitlines()
+    assert first == f"run directory  {DIRECTORY}"
+    assert rest == ["why            four words of it in one", "               line, others below"]
