@@ -1,4 +1,4 @@
-"""What loading promises besides its speed: the same samples everywhere, and orders of any length."""
+"""Promises of loading besides its speed: the same samples everywhere, and orders of any length."""
 
 from __future__ import annotations
 
