@@ -275,7 +275,7 @@ class _Hooks:
         named = facts.pop("variables")
         slots = {
             _state_name(variable.path, optimizer.name, named): variable
-            for variable in optimizer.variables
+            for variable in _variables(optimizer)
             if not variable.path.endswith("/learning_rate")
         }
         replica.recorder.step(
@@ -301,6 +301,12 @@ def _rank() -> tuple[int, int]:
     if context is None:
         return 0, 1
     return int(context.replica_id_in_sync_group), context.num_replicas_in_sync
+
+
+def _variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The optimizer's state; the property of one that Horovod has wrapped fails with Keras 3."""
+    variables: list[Any] = keras.optimizers.Optimizer.variables.fget(optimizer)
+    return variables
 
 
 def _name(variable: Any) -> str:
