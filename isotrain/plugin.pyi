@@ -155,7 +155,9 @@ from isotrain.core.pipeline.action_timer import EXPOSED_EXCHANGE as EXPOSED_EXCH
 from isotrain.core.pipeline.action_timer import ActionTimer as ActionTimer
 from isotrain.core.pipeline.actions import Action as Action
 from isotrain.core.pipeline.actions import Transfer as Transfer
+from isotrain.core.pipeline.actions import idle_share as idle_share
 from isotrain.core.pipeline.actions import stage_actions as stage_actions
+from isotrain.core.pipeline.actions import time_line as time_line
 from isotrain.core.pipeline.executor import ExecutedAction as ExecutedAction
 from isotrain.core.pipeline.executor import StageWork as StageWork
 from isotrain.core.pipeline.executor import execute_stage as execute_stage

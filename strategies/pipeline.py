@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 from isotrain.plugin import (
     STAGE,
@@ -18,10 +19,10 @@ from isotrain.plugin import (
     BackendConfig,
     Batch,
     Capability,
+    DeviceMesh,
     Invariant,
     ModelBytes,
     ModelProfile,
-    Order,
     PipelineBackend,
     PipelineGroup,
     PipelinePlan,
@@ -36,25 +37,39 @@ from isotrain.plugin import (
     Tensor,
     TrainingSpec,
     UnsupportedError,
-    pipeline_bubble,
+    idle_share,
     pipeline_plan,
     require,
     stage_actions,
     stage_orders,
+    time_line,
 )
 from isotrain.strategies import option_checks
 from isotrain.strategies.replica_processes import SharedReplicaLayout
 
 
 class PipelineLayout(SharedReplicaLayout):
-    """One process per stage of each replica."""
+    """One or several processes per stage of each replica."""
 
     name = "pipeline"
 
-    def __init__(self, stages: int, split: PipelineSplit) -> None:
-        """Keeps the number of stages of a replica, and how the model is split."""
+    def __init__(
+        self, stages: int, split: PipelineSplit, stage_processes: tuple[int, ...] = ()
+    ) -> None:
+        """Keeps the stages of a replica, how the model is split, and the processes of each stage.
+
+        Args:
+            stages: Number of stages.
+            split: Split of the model into chunks.
+            stage_processes: Number of processes of each stage; empty where each has one.
+        """
         super().__init__(STAGE, stages, "stage")
         self._split = split
+        self._stage_processes = stage_processes
+
+    def device_mesh(self, replicas: int) -> DeviceMesh:
+        """A mesh [replicas, stages], in which a stage may have several positions."""
+        return replace(super().device_mesh(replicas), stage_processes=self._stage_processes)
 
     def open(
         self,
@@ -91,7 +106,7 @@ class Pipeline(Strategy):
 
     def __init__(
         self,
-        stages: int = 2,
+        stages: int | Sequence[int] = 2,
         schedule: str = "1f1b",
         chunks: int = 1,
         cut: Sequence[str] = (),
@@ -101,7 +116,7 @@ class Pipeline(Strategy):
         """Checks the options.
 
         Args:
-            stages: Number of stages, each in a separate process.
+            stages: Number of stages, each in a separate process; or the number of processes of each stage.
             schedule: `gpipe`, `1f1b` or `interleaved`.
             chunks: Number of model chunks per stage; more than one for `interleaved`.
             cut: Names of the layers with which the chunks after the first begin; none to balance them.
@@ -112,15 +127,32 @@ class Pipeline(Strategy):
         Raises:
             PlanError: An option has a bad value.
         """
-        self._stages = option_checks.whole_number(self.name, "stages", stages, 1)
+        self._processes = self._processes_of(stages)
+        self._stages = len(self._processes)
         self._chunks = option_checks.whole_number(self.name, "chunks", chunks, 1)
         self._schedule = schedule
         self._modules = option_checks.names(modules)
-        split = PipelineSplit(stages * chunks, option_checks.names(cut), self._modules)
-        self.parallel_layout = PipelineLayout(stages, split)
+        split = PipelineSplit(self._stages * chunks, option_checks.names(cut), self._modules)
+        self.parallel_layout = PipelineLayout(self._stages, split, self._stage_processes)
         self._bandwidth = option_checks.positive(self.name, "gigabits", gigabits) * 1e9 / 8
-        self._orders: list[Order] = []
         self._actions: list[list[Action]] = []
+
+    def _processes_of(self, stages: Any) -> tuple[int, ...]:
+        """Number of processes of each stage, from the option `stages`.
+
+        Raises:
+            PlanError: It is neither a whole number nor a list of such.
+        """
+        if isinstance(stages, list | tuple) and stages:
+            return tuple(
+                option_checks.whole_number(self.name, "stages", each, 1) for each in stages
+            )
+        return (1,) * option_checks.whole_number(self.name, "stages", stages, 1)
+
+    @property
+    def _stage_processes(self) -> tuple[int, ...]:
+        """Number of processes of each stage; empty where each stage has one."""
+        return self._processes if max(self._processes) > 1 else ()
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses what stages cannot support, and notes the pipeline bubble.
@@ -138,30 +170,37 @@ class Pipeline(Strategy):
                 f"strategy {self.name}: modules: the layers of a portable model are taken from its graph."
                 " Leave this option out."
             )
-        shape = self._shape(spec)
-        stage_orders(self._schedule, shape)
+        orders = stage_orders(self._schedule, self._shape(spec))
+        timeline = time_line(orders, lambda work: self._processes[work.chunk % self._stages])
+        assumption = "their passes take equally long"
+        stages = str(self._stages)
+        if self._stage_processes:
+            stages += f", of {', '.join(map(str, self._processes))} processes"
+            assumption = "the processes of a stage together are as fast as those of another"
         return [
-            f"{self.name}: stages ({self._stages}) wait {pipeline_bubble(shape):.0%} of a step where their"
-            f" passes take equally long (gradient_accumulation_steps: {spec.gradient_accumulation_steps})",
+            f"{self.name}: stages ({stages}) wait {idle_share(timeline, len(orders)):.0%} of a step where"
+            f" {assumption} (gradient_accumulation_steps: {spec.gradient_accumulation_steps})",
             *([_NOT_CAPTURED] if _would_be_captured(spec, plan) else []),
         ]
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> None:
-        """Orders the passes of each stage."""
-        self._orders = stage_orders(self._schedule, self._shape(spec))
-        self._actions = stage_actions(self._orders)
+        """Orders the passes of each process."""
+        self._actions = stage_actions(stage_orders(self._schedule, self._shape(spec)))
 
     def _shape(self, spec: TrainingSpec) -> PipelineShape:
-        return PipelineShape(self._stages, spec.gradient_accumulation_steps, self._chunks)
+        return self._shape_of(spec.gradient_accumulation_steps)
+
+    def _shape_of(self, micro_batches: int) -> PipelineShape:
+        return PipelineShape(self._stages, micro_batches, self._chunks, self._stage_processes)
 
     def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan:
         """The stages with their layers, times and memory, from the profile."""
-        return pipeline_plan(
-            profile, self._orders, slots, plan.device_mesh.total_size, self._bandwidth
-        )
+        shape = self._shape_of(plan.gradient_accumulation_steps)
+        workers = plan.device_mesh.total_size
+        return pipeline_plan(profile, self._schedule, shape, slots, workers, self._bandwidth)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Runs forward and backward passes of this process's stage; returns the mean loss, a scalar."""
+        """Runs this process's forward and backward passes of its stage; returns the mean loss, a scalar."""
         return cast("PipelineGroup", group).pipeline_step(batch, learning_rate, self._actions)
 
     @contextmanager
@@ -188,8 +227,12 @@ class Pipeline(Strategy):
         return max(sum(chunks[stage :: self._stages]) for stage in range(self._stages))
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """Bytes of a ring all-reduce of gradients over a stage's replicas; the plan adds activations."""
-        return 2 * (replicas - 1) / replicas * gradient_bytes / self._stages
+        """Bytes of ring all-reduces of gradients over the processes of each stage; the plan adds activations.
+
+        They are those that a process sends on average, if all stages have as many weights.
+        """
+        exchanged = sum(2 * (replicas * count - 1) / replicas for count in self._processes)
+        return exchanged * gradient_bytes / self._stages / sum(self._processes)
 
 
 def _balanced_chunks(sizes: Sequence[int], count: int) -> list[int]:

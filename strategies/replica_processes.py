@@ -26,7 +26,7 @@ class SharedReplicaLayout(ParallelLayout):
         self._axis, self._size, self._part = axis, size, part
 
     def device_mesh(self, replicas: int) -> DeviceMesh:
-        """A mesh [replicas, processes of a replica]: the latter varies fastest with the rank."""
+        """A mesh [replicas, parts of a replica]: the latter varies fastest with the rank."""
         return DeviceMesh({DATA: replicas, self._axis: self._size})
 
     def processes(self, adapter: Adapter, replicas: int) -> tuple[ProcessInfo, ...]:

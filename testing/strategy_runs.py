@@ -127,7 +127,7 @@ def _shard_names(session: Session) -> list[str]:
     """Names of the shards of this process, with their offset and the index of their copy."""
     described = session.group.describe_state(MODEL_STATE).items()
     held = [f"{name} from {info.offset}" for name, info in described if info.offset is not None]
-    copy = session.plan.device_mesh.coordinates(session.rank).get(DATA, 0) if held else 0
+    copy = session.plan.device_mesh.index_in_group(session.rank, DATA) if held else 0
     return [f"{name}, copy {copy}" for name in held]
 
 

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import http.client
+import itertools
 import math
 import socket
 import time
@@ -158,12 +159,15 @@ def subgroups_of(mesh: DeviceMesh) -> Iterator[Sequence[int]]:
     """Subgroups in which a run communicates.
 
     They are replicas with equal shards, or processes of a stage or part; replicas that share one copy of the
-    state; processes of a replica; and neighbouring stages.
+    state; processes of a replica; and pairs of processes of neighbouring stages.
     """
     for axis in (DATA, SHARD, mesh.replica_axis):
         yield from mesh.groups(axis)
-    for stages in mesh.groups(STAGE):
-        yield from ((stages[number - 1], stages[number]) for number in range(len(stages)))
+    for processes in mesh.groups(STAGE):
+        for sender, receiver in itertools.permutations(processes, 2):
+            stage = mesh.coordinates(sender)[STAGE]
+            if mesh.coordinates(receiver)[STAGE] == (stage + 1) % mesh.size(STAGE):
+                yield sender, receiver
 
 
 def _sync(hvd: Any) -> None:

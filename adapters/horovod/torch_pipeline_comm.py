@@ -34,7 +34,7 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
     def max_over_all(self, value: torch.Tensor) -> torch.Tensor:
         return hvd.allreduce(value, name="isotrain.largest", op=hvd.Max)
 
-    def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_in_replica(self, value: torch.Tensor) -> torch.Tensor:
         return self._sum_within(value, "stages", self._replica_groups)
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
@@ -57,24 +57,26 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
         total = hvd.allreduce(sent, name=name, op=hvd.Sum, process_set=process_set)
         return total.to(value.dtype)
 
-    def _broadcast_from(self, vector: torch.Tensor, stage: int) -> None:
+    def _broadcast_from(self, vector: torch.Tensor, source: int) -> None:
         process_set = self._process_sets.local(self._replica_groups)
         if process_set is None:
             return
-        name = f"isotrain.broadcast_from_stage.{stage}"
-        hvd.broadcast_(vector, self._first_stage_rank + stage, name=name, process_set=process_set)
+        name = f"isotrain.broadcast_in_replica.{source}"
+        hvd.broadcast_(
+            vector, self.topology.first_rank + source, name=name, process_set=process_set
+        )
 
-    def _isend(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
+    def _isend(self, tensor: torch.Tensor, destination: int) -> Callable[[], None]:
         handle = self._broadcast_async(
-            to_sendable(tensor), self._world_rank, self._first_stage_rank + stage
+            to_sendable(tensor), self._world_rank, self.topology.first_rank + destination
         )
         return lambda: hvd.synchronize(handle)
 
-    def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
+    def receive(self, like: torch.Tensor, source: int) -> torch.Tensor:
         empty = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        source = self._first_stage_rank + stage
+        source_rank = self.topology.first_rank + source
         return hvd.synchronize(
-            self._broadcast_async(to_sendable(empty), source, self._world_rank)
+            self._broadcast_async(to_sendable(empty), source_rank, self._world_rank)
         ).to(like.dtype)
 
     def _broadcast_async(self, tensor: torch.Tensor, source: int, destination: int) -> Any:

@@ -113,6 +113,11 @@ class KerasPipelineModel:
             for variable in chunk.variables
         }
 
+    def seeds(self, chunk: int) -> list[Any]:
+        """Keras variables of a chunk's seed generators, shape `[2]`: seed, and number of draws so far."""
+        variables = self.chunks[chunk].variables
+        return [each for each in variables if keras_private.is_seed(each.path)]
+
     def layer_calls(self) -> list[ProfiledCall]:
         """Calls of the layers, in execution order, for profiling."""
         return [_call(node, number) for number, nodes in enumerate(self.parts) for node in nodes]

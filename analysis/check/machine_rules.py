@@ -97,10 +97,10 @@ def devices(subject: Subject) -> Iterator[Hit]:
 
 
 def _told(plan: Plan) -> str:
-    """The number of replicas, or of pipeline stages and replicas, as text."""
+    """The number of replicas, or of processes and replicas, as text."""
     if plan.device_mesh.total_size == plan.replicas:
         return counted(plan.replicas, "replica")
-    return f"{plan.device_mesh.total_size} stages of {plan.replicas} replicas"
+    return f"{plan.device_mesh.total_size} processes of {plan.replicas} replicas"
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,26 @@ from isotrain.core.system.trace_events import Span
 _FORWARD = "forward"
 _PASSES = (_FORWARD, "backward")
 _BETWEEN = ("send", "wait")
-_WAITING = (
-    "stages compute no pass for {share:.0%} of the time that those of a typical step take;"
-    " (p - 1) / (v m + p - 1) predicts {predicted:.0%}, where all take equally long and sending takes nothing"
+_WAITING = "stages compute no pass for {share:.0%} of the time that those of a typical step take"
+_PREDICTED = (
+    "; (p - 1) / (v m + p - 1) predicts {predicted:.0%}, where all take equally long and sending takes"
+    " nothing"
 )
 
 
-def idle_notes(timeline: Sequence[Span], replicas: int) -> list[str]:
-    """A note on the measured and predicted pipeline bubble of a typical step; empty without stages."""
+def _idle_notes(cell: Cell) -> list[str]:
+    stages = cell.plan.get("device_mesh", {}).get("stage")
+    return idle_notes(cell.timeline, cell.replicas, not isinstance(stages, list))
+
+
+def idle_notes(timeline: Sequence[Span], replicas: int, is_predictable: bool = True) -> list[str]:
+    """A note on the pipeline bubble of a typical step; empty without stages.
+
+    Args:
+        timeline: Spans of the step.
+        replicas: Number of replicas.
+        is_predictable: Whether each stage has one process, so that a formula predicts the bubble.
+    """
     taken = [span for span in timeline if span.name in (*_PASSES, *_BETWEEN)]
     if not any(span.name in _BETWEEN for span in taken):
         return []
@@ -43,9 +55,11 @@ def idle_notes(timeline: Sequence[Span], replicas: int) -> list[str]:
     length = max(own[-1].start_s + own[-1].seconds - own[0].start_s for own in tracks)
     busy = sum(span.seconds for span in taken if span.name in _PASSES)
     forward = max(sum(span.name == _FORWARD for span in own) for own in tracks)
+    waiting = _WAITING.format(share=1 - busy / length / len(tracks))
+    if not is_predictable:
+        return [waiting]
     shape = PipelineShape(len(tracks) // replicas, forward)
-    share = 1 - busy / length / len(tracks)
-    return [_WAITING.format(share=share, predicted=pipeline_bubble(shape))]
+    return [waiting + _PREDICTED.format(predicted=pipeline_bubble(shape))]
 
 
 _NOT_STEADY = "{count} of {runs} runs did not become steady within their limit"
@@ -192,7 +206,7 @@ def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
         cpu_s_per_sample=each([r.cpu_s / sum(r.block_samples) for r in runs]),
         all_reduce_s=all_reduce,
         bus_bandwidth=bandwidth,
-        notes=[*_notes(runs), *idle_notes(cell.timeline, cell.replicas)],
+        notes=[*_notes(runs), *_idle_notes(cell)],
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +17,21 @@ class DeviceMesh:
 
     Positions along `data` hold equal state, those along `shard` hold its shards; along both, each position is
     a replica with its own local batch. Positions along `stage` are the pipeline stages of one replica, those
-    along `tensor` its parts, which hold slices of its layers.
+    along `tensor` its parts, which hold slices of its layers. A stage may have several positions, which hold
+    equal state and follow each other.
 
     Attributes:
         sizes: Axis name to size; the slowest varying axis first.
+        stage_processes: Number of positions of each stage of a replica; empty where each stage has one.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
+    stage_processes: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, int | list[int]]:
+        """Axis name to size; of stages with several positions, the number of each. Plain JSON values."""
+        stages = {STAGE: list(self.stage_processes)} if self.stage_processes else {}
+        return {**self.sizes, **stages}
 
     def size(self, axis: str) -> int:
         """Size of an axis; 1 for a missing axis."""
@@ -30,7 +40,14 @@ class DeviceMesh:
     @property
     def total_size(self) -> int:
         """Number of positions."""
-        return math.prod(self.sizes.values())
+        return math.prod(self._positions.values())
+
+    @property
+    def _positions(self) -> dict[str, int]:
+        """Axis name to number of positions, in which each stage counts as often as it has positions."""
+        if not self.stage_processes:
+            return dict(self.sizes)
+        return {**self.sizes, STAGE: sum(self.stage_processes)}
 
     @property
     def replicas(self) -> int:
@@ -50,9 +67,16 @@ class DeviceMesh:
     def coordinates(self, index: int) -> dict[str, int]:
         """Axis name to coordinate of a position."""
         coordinates = {}
-        for axis, size in reversed(list(self.sizes.items())):
+        for axis, size in reversed(self._positions.items()):
             index, coordinates[axis] = divmod(index, size)
+        if self.stage_processes:
+            ends = list(itertools.accumulate(self.stage_processes))
+            coordinates[STAGE] = bisect.bisect_right(ends, coordinates[STAGE])
         return {axis: coordinates[axis] for axis in self.sizes}
+
+    def index_in_group(self, index: int, axis: str) -> int:
+        """Index of a position in its group along an axis: 0 for the first of those with equal state."""
+        return next(group.index(index) for group in self.groups(axis) if index in group)
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """Groups of positions that differ along one axis only, each in the order of the axis."""

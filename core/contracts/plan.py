@@ -187,7 +187,7 @@ class Plan:
         """The plan as plain JSON values."""
         fields = asdict(self)
         del fields["weight_shapes"]
-        fields["device_mesh"] = dict(self.device_mesh.sizes)
+        fields["device_mesh"] = self.device_mesh.to_dict()
         fields["local_batch_sizes"] = list(self.local_batch_sizes)
         fields["notes"] = list(self.notes)
         fields["loggers"] = list(self.loggers)

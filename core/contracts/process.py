@@ -200,7 +200,8 @@ def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
         )
         for name in ("addresses", "extra_addresses"):
             fields[name] = tuple((host, port) for host, port in fields[name])
-        fields["device_mesh"] = DeviceMesh(**fields["device_mesh"])
+        mesh = fields["device_mesh"]
+        fields["device_mesh"] = DeviceMesh(mesh["sizes"], tuple(mesh["stage_processes"]))
         return ProcessContext(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise IsotrainError(

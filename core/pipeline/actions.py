@@ -1,13 +1,13 @@
-"""Actions of the stages of a pipeline in one step: passes, and transfers between stages.
+"""Actions of the processes of a pipeline in one step: passes, and transfers between stages.
 
-All actions of a step have one global order, and each stage does its own actions in that order. So there is
+All actions of a step have one global order, and each process does its own actions in that order. So there is
 no deadlock, even where a send blocks until it is received: of all actions that are left, the first one in the
-order can always be done.
+order can always be done. Processes are named by their index in the replica, stage by stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from isotrain.core.pipeline.schedules import Direction, Order, Pass
@@ -15,14 +15,14 @@ from isotrain.core.pipeline.schedules import Direction, Order, Pass
 
 @dataclass(frozen=True)
 class Transfer:
-    """A send from one stage to another: activations forward, their gradients backward.
+    """A send from a process of one stage to one of another: activations forward, their gradients backward.
 
     Attributes:
         direction: `forward` or `backward`.
         chunk: Chunk whose pass needs the tensors.
         micro_batch: Index of the micro-batch in the step, from 0.
-        source: Stage that sends.
-        destination: Stage that receives.
+        source: Process that sends.
+        destination: Process that receives.
     """
 
     direction: Direction
@@ -42,16 +42,16 @@ Action = Pass | Transfer
 
 @dataclass(frozen=True)
 class ScheduledPass:
-    """A pass with its time on a stage.
+    """A pass with its time on a process.
 
     Attributes:
-        stage: Index of the stage.
+        process: Index of the process.
         work: The pass.
         begin: Start time, in the unit of the durations.
         end: End time, in the unit of the durations.
     """
 
-    stage: int
+    process: int
     work: Pass
     begin: float
     end: float
@@ -79,7 +79,7 @@ def time_line(orders: list[Order], duration: Duration = same) -> list[ScheduledP
     """Simulates a step: all passes with their times, sorted by start; each starts when its input is there.
 
     Args:
-        orders: Passes of each stage, in order.
+        orders: Passes of each process, in order.
         duration: Function from a pass to its duration.
 
     Raises:
@@ -93,45 +93,52 @@ def time_line(orders: list[Order], duration: Duration = same) -> list[ScheduledP
     while any(remaining):
         ready = list(_ready(remaining, ends, free_from, chunks))
         if not ready:
-            raise ValueError("deadlock: every stage waits for another")
-        begin, stage = min(ready)
-        work = remaining[stage].pop()
-        free_from[stage] = ends[work] = begin + duration(work)
-        scheduled.append(ScheduledPass(stage, work, begin, ends[work]))
+            raise ValueError("deadlock: every process waits for another")
+        begin, process = min(ready)
+        work = remaining[process].pop()
+        free_from[process] = ends[work] = begin + duration(work)
+        scheduled.append(ScheduledPass(process, work, begin, ends[work]))
     return sorted(scheduled, key=lambda each: each.begin)
+
+
+def idle_share(timeline: Sequence[ScheduledPass], processes: int) -> float:
+    """The fraction of a step in which a process is idle, on average."""
+    busy = sum(each.end - each.begin for each in timeline)
+    return 1 - busy / max(each.end for each in timeline) / processes
 
 
 def _ready(
     remaining: list[Order], ends: dict[Pass, float], free_from: list[float], chunks: int
 ) -> Iterator[tuple[float, int]]:
-    """Start time and stage of each next pass (the last in `remaining`) whose input is there."""
-    for stage, order in enumerate(remaining):
+    """Start time and process of each next pass (the last in `remaining`) whose input is there."""
+    for process, order in enumerate(remaining):
         if order:
             before = needed(order[-1], chunks)
             if before is None or before in ends:
-                yield max(free_from[stage], ends.get(before, 0.0) if before else 0.0), stage
+                yield max(free_from[process], ends.get(before, 0.0) if before else 0.0), process
 
 
 def stage_actions(orders: list[Order]) -> list[list[Action]]:
-    """The actions of each stage, in order: its passes, and transfers as early as possible."""
-    chunks = len({each.chunk for order in orders for each in order})
+    """The actions of each process, in order: its passes, and transfers as early as possible."""
+    process_of = {each: process for process, order in enumerate(orders) for each in order}
     events: list[tuple[float, int, list[int], Action]] = []
     for scheduled in time_line(orders):
-        events.append((scheduled.begin, 1, [scheduled.stage], scheduled.work))
-        transfer = _transfer_after(scheduled.work, len(orders), chunks)
+        events.append((scheduled.begin, 1, [scheduled.process], scheduled.work))
+        transfer = _transfer_after(scheduled.work, process_of)
         if transfer is not None:
             events.append((scheduled.end, 0, [transfer.source, transfer.destination], transfer))
     actions: list[list[Action]] = [[] for _ in orders]
-    for _, _, stages, action in sorted(events, key=lambda event: event[:2]):
-        for stage in stages:
-            actions[stage].append(action)
+    for _, _, processes, action in sorted(events, key=lambda event: event[:2]):
+        for process in processes:
+            actions[process].append(action)
     return actions
 
 
-def _transfer_after(work: Pass, stages: int, chunks: int) -> Transfer | None:
-    """The transfer of a pass's result; None where no other stage needs it."""
+def _transfer_after(work: Pass, process_of: Mapping[Pass, int]) -> Transfer | None:
+    """The transfer of a pass's result; None where no other process needs it."""
     chunk = work.chunk + (1 if work.direction == "forward" else -1)
-    source, destination = work.chunk % stages, chunk % stages
-    if not 0 <= chunk < chunks or source == destination:
+    source = process_of[work]
+    destination = process_of.get(Pass(work.direction, chunk, work.micro_batch), source)
+    if source == destination:
         return None
     return Transfer(work.direction, chunk, work.micro_batch, source, destination)

@@ -1,4 +1,4 @@
-"""Executes the actions of one stage; framework-neutral, eagerly or while a graph is traced."""
+"""Executes the actions of one process; framework-neutral, eagerly or while a graph is traced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensors = list[Any]
 
 
 class StageWork(ABC):
-    """The passes and transfers of one stage in one step, as a framework implements them."""
+    """The passes and transfers of one process in one step, as a framework implements them."""
 
     @abstractmethod
     def forward(self, work: Pass, received: Tensors) -> Tensors:
@@ -67,22 +67,22 @@ class ExecutedAction:
     end: float
 
 
-def execute_stage(actions: Sequence[Action], stage: int, work: StageWork) -> list[ExecutedAction]:
-    """Executes a stage's actions in order; their times mean something only where nothing is traced."""
+def execute_stage(actions: Sequence[Action], process: int, work: StageWork) -> list[ExecutedAction]:
+    """Executes a process's actions in order; their times mean something only where nothing is traced."""
     inputs: dict[Pass, Tensors] = {}
     executed = []
     for action in actions:
         begin = time.perf_counter()
-        name = _execute(action, stage, work, inputs)
+        name = _execute(action, process, work, inputs)
         executed.append(ExecutedAction(name, begin, time.perf_counter()))
     return executed
 
 
-def _execute(action: Action, stage: int, work: StageWork, inputs: dict[Pass, Tensors]) -> str:
+def _execute(action: Action, process: int, work: StageWork, inputs: dict[Pass, Tensors]) -> str:
     """Executes one action; returns its name."""
     if isinstance(action, Transfer):
         receiver = Pass(action.direction, action.chunk, action.micro_batch)
-        if action.source == stage:
+        if action.source == process:
             work.send(action, inputs.pop(receiver))
             return "send"
         inputs[receiver] = work.receive(action)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isotrain.core.pipeline.actions import ScheduledPass, time_line
+from isotrain.core.pipeline.actions import ScheduledPass, idle_share, time_line
 from isotrain.core.pipeline.partition import Partition, Partitioner
 from isotrain.core.pipeline.profile import Cut, ModelProfile
-from isotrain.core.pipeline.schedules import Order, Pass
+from isotrain.core.pipeline.schedules import Order, Pass, PipelineShape, stage_orders
 
 _COLUMNS = 72
 _IDLE = "."
@@ -22,15 +23,17 @@ class PlannedStage:
 
     Attributes:
         layers: Names of the layers.
+        processes: Number of processes, which compute its micro-batches in turn.
         forward: Seconds of the forward passes of a micro-batch.
         backward: Seconds of the backward passes of a micro-batch.
         weight_bytes: Bytes of its trainable weights, and of its gradients.
         slot_bytes: Bytes of its optimizer state.
-        activation_bytes: Bytes of its layers' outputs, for as many micro-batches as it keeps at once.
+        activation_bytes: Bytes of its layers' outputs, for as many micro-batches as a process keeps at once.
         sent_bytes: Bytes that it sends forward per micro-batch.
     """
 
     layers: tuple[str, ...]
+    processes: int
     forward: float
     backward: float
     weight_bytes: int
@@ -61,8 +64,8 @@ class PipelinePlan:
     Attributes:
         stages: Stages, from the inputs to the outputs.
         seconds: Seconds of the passes of a step, without the time of transfers.
-        bubble: Fraction of that time in which a stage is idle, on average.
-        drawing: Timeline of each stage as text: micro-batches forward (digits) and backward (letters).
+        bubble: Fraction of that time in which a process is idle, on average.
+        drawing: Timeline of each process as text: micro-batches forward (digits) and backward (letters).
         balanced: The partition into as many chunks whose slowest chunk is fastest.
         best: The partition of PipeDream's dynamic program for as many workers.
     """
@@ -76,18 +79,24 @@ class PipelinePlan:
 
     @property
     def crossing_bytes(self) -> float:
-        """Bytes that a stage sends per micro-batch, on average: activations and their gradients."""
-        return 2 * sum(stage.sent_bytes for stage in self.stages) / len(self.stages)
+        """Bytes that a process sends per micro-batch, on average: activations and their gradients."""
+        return 2 * sum(stage.sent_bytes for stage in self.stages) / len(self.drawing)
 
 
 def pipeline_plan(
-    profile: ModelProfile, orders: list[Order], slots: int, workers: int, bandwidth: float
+    profile: ModelProfile,
+    schedule: str,
+    shape: PipelineShape,
+    slots: int,
+    workers: int,
+    bandwidth: float,
 ) -> PipelinePlan:
     """Plans a pipeline.
 
     Args:
         profile: Layers of the model, with their chunks.
-        orders: Passes of each stage, in order.
+        schedule: Name of the schedule.
+        shape: Stages and micro-batches.
         slots: Number of optimizer state tensors per weight, of the weight's size.
         workers: Number of workers in all.
         bandwidth: Bytes per second between workers.
@@ -98,17 +107,19 @@ def pipeline_plan(
         forward = work.direction == "forward"
         return sum(layer.forward if forward else layer.backward for layer in chunks[work.chunk])
 
+    orders = stage_orders(schedule, shape)
     timeline = time_line(orders, duration)
     seconds = max(each.end for each in timeline)
-    busy = sum(each.end - each.begin for each in timeline)
+    first = itertools.accumulate(shape.processes, initial=0)
     stages = [
-        _stage(profile, number, len(orders), order, slots) for number, order in enumerate(orders)
+        _stage(profile, shape, stage, orders[index], slots)
+        for stage, index in zip(range(shape.stages), first, strict=False)
     ]
     partitioner = Partitioner(profile, bandwidth)
     return PipelinePlan(
         tuple(stages),
         seconds,
-        1 - busy / (seconds * len(orders)),
+        idle_share(timeline, len(orders)),
         tuple(_drawing(timeline, number, seconds) for number in range(len(orders))),
         _proposal(partitioner.balanced(len(chunks))),
         _proposal(partitioner.best(workers)),
@@ -116,13 +127,14 @@ def pipeline_plan(
 
 
 def _stage(
-    profile: ModelProfile, number: int, stages: int, order: Order, slots: int
+    profile: ModelProfile, shape: PipelineShape, stage: int, order: Order, slots: int
 ) -> PlannedStage:
-    chunks = range(number, profile.chunks, stages)
+    chunks = range(stage, profile.chunks, shape.stages)
     layers = [layer for chunk in chunks for layer in profile.of_chunk(chunk)]
     weights = sum(layer.weight_bytes for layer in layers)
     return PlannedStage(
         tuple(layer.name for layer in layers),
+        shape.processes[stage],
         math.fsum(layer.forward for layer in layers),
         math.fsum(layer.backward for layer in layers),
         weights,
@@ -133,7 +145,7 @@ def _stage(
 
 
 def _peak_activation_bytes(profile: ModelProfile, order: Order) -> int:
-    """The most bytes of activations that a stage keeps at once for backward passes."""
+    """The most bytes of activations that a process keeps at once for backward passes."""
     sizes = [
         sum(layer.activation_bytes for layer in profile.of_chunk(chunk))
         for chunk in range(profile.chunks)
@@ -150,10 +162,10 @@ def _cut_after(profile: ModelProfile, chunk: int) -> Cut:
     return sum(1 << index for index, layer in enumerate(profile.layers) if layer.chunk <= chunk)
 
 
-def _drawing(timeline: Sequence[ScheduledPass], stage: int, seconds: float) -> str:
+def _drawing(timeline: Sequence[ScheduledPass], process: int, seconds: float) -> str:
     cells = [_IDLE] * _COLUMNS
     for each in timeline:
-        if each.stage == stage:
+        if each.process == process:
             first = int(each.begin / seconds * _COLUMNS)
             last = max(first + 1, int(each.end / seconds * _COLUMNS))
             signs = _FORWARD if each.work.direction == "forward" else _BACKWARD

@@ -5,15 +5,19 @@ as many forward passes as there are later stages, a stage alternates forward and
 keeps fewer activations (PipeDream-flush: Narayanan et al. 2021, arXiv:2006.09503). `interleaved`: 1f1b with
 several chunks of the model on every stage, which makes the bubble smaller but adds transfers (Narayanan et
 al. 2021, arXiv:2104.04473, section 2.2).
+
+A stage may have several processes, to which its micro-batches are dealt in turn (PipeDream's 1F1B-RR:
+Narayanan et al. 2019, arXiv:1806.03377, section 3.2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from isotrain.core.errors import PlanError, unknown_name
+from isotrain.core.quantities import counted
 
 Direction = Literal["forward", "backward"]
 
@@ -34,7 +38,7 @@ class Pass:
 
 
 Order = list[Pass]
-"""The passes of one stage, in order."""
+"""The passes of one process, in order."""
 
 
 @dataclass(frozen=True)
@@ -45,35 +49,44 @@ class PipelineShape:
         stages: Number of stages, each in separate processes.
         micro_batches: Number of micro-batches per step.
         chunks_per_stage: Number of model chunks on each stage; 1 except for `interleaved`.
+        stage_processes: Number of processes of each stage; empty where each stage has one.
     """
 
     stages: int
     micro_batches: int
     chunks_per_stage: int = 1
+    stage_processes: tuple[int, ...] = ()
 
     @property
     def chunks(self) -> int:
         """Number of chunks of the model."""
         return self.stages * self.chunks_per_stage
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Number of processes of each stage."""
+        return self.stage_processes or (1,) * self.stages
 
-def gpipe(stage: int, shape: PipelineShape) -> Order:
+
+def gpipe(stage: int, micro_batches: Sequence[int], shape: PipelineShape) -> Order:
     """All forward passes, then all backward passes."""
-    micro_batches = range(shape.micro_batches)
     forward = [Pass("forward", stage, each) for each in micro_batches]
     return forward + [Pass("backward", stage, each) for each in micro_batches]
 
 
-def one_forward_one_backward(stage: int, shape: PipelineShape) -> Order:
+def one_forward_one_backward(
+    stage: int, micro_batches: Sequence[int], shape: PipelineShape
+) -> Order:
     """A warm-up of forward passes that fills the later stages, then forward and backward alternate."""
-    forward = [Pass("forward", stage, each) for each in range(shape.micro_batches)]
-    backward = [Pass("backward", stage, each) for each in range(shape.micro_batches)]
-    return _alternate(forward, backward, warm_up=shape.stages - stage - 1)
+    forward = [Pass("forward", stage, each) for each in micro_batches]
+    backward = [Pass("backward", stage, each) for each in micro_batches]
+    in_flight = -(-sum(shape.processes[stage:]) // shape.processes[stage])
+    return _alternate(forward, backward, warm_up=in_flight - 1)
 
 
-def interleaved(stage: int, shape: PipelineShape) -> Order:
+def interleaved(stage: int, micro_batches: Sequence[int], shape: PipelineShape) -> Order:
     """1f1b over the chunks of a stage, in groups of as many micro-batches as stages."""
-    count = shape.micro_batches * shape.chunks_per_stage
+    count = len(micro_batches) * shape.chunks_per_stage
     forward = [_interleaved_pass("forward", stage, index, shape) for index in range(count)]
     backward = [_interleaved_pass("backward", stage, index, shape) for index in range(count)]
     warm_up = 2 * (shape.stages - stage - 1) + (shape.chunks_per_stage - 1) * shape.stages
@@ -98,7 +111,7 @@ def _alternate(forward: Order, backward: Order, warm_up: int) -> Order:
     return order + backward[len(forward) - warm_up :]
 
 
-SCHEDULES: dict[str, Callable[[int, PipelineShape], Order]] = {
+SCHEDULES: dict[str, Callable[[int, Sequence[int], PipelineShape], Order]] = {
     "gpipe": gpipe,
     "1f1b": one_forward_one_backward,
     "interleaved": interleaved,
@@ -106,7 +119,9 @@ SCHEDULES: dict[str, Callable[[int, PipelineShape], Order]] = {
 
 
 def stage_orders(schedule: str, shape: PipelineShape) -> list[Order]:
-    """The passes of each stage, in order.
+    """The passes of each process of a replica, stage by stage; each in order.
+
+    Process `c` of a stage with `n` processes computes micro-batches `c`, `c + n`, `c + 2n` and so on.
 
     Raises:
         PlanError: There is no such schedule, or it does not fit the shape.
@@ -123,14 +138,30 @@ def stage_orders(schedule: str, shape: PipelineShape) -> list[Order]:
             f"pipeline: schedule 'interleaved' needs a multiple of {shape.stages} micro-batches (the number"
             f" of stages), received {shape.micro_batches}."
         )
-    return [SCHEDULES[schedule](stage, shape) for stage in range(shape.stages)]
+    if schedule == "interleaved" and shape.stage_processes:
+        raise PlanError(
+            f"pipeline: schedule 'interleaved' has one process per stage, received {shape.processes}. Use"
+            " schedule=1f1b."
+        )
+    for stage, count in enumerate(shape.processes, 1):
+        if count > shape.micro_batches:
+            raise PlanError(
+                f"pipeline: stage {stage} has {count} processes for"
+                f" {counted(shape.micro_batches, 'micro-batch')}"
+                " (`gradient_accumulation_steps`); each needs one."
+            )
+    return [
+        SCHEDULES[schedule](stage, range(copy, shape.micro_batches, count), shape)
+        for stage, count in enumerate(shape.processes)
+        for copy in range(count)
+    ]
 
 
 def pipeline_bubble(shape: PipelineShape) -> float:
     """The fraction of a step in which a stage is idle, if all passes of a direction take equally long.
 
     (p - 1) / (m + p - 1) with p stages and m micro-batches (arXiv:1811.06965); with v chunks on each stage
-    (p - 1) / (v m + p - 1) (arXiv:2104.04473).
+    (p - 1) / (v m + p - 1) (arXiv:2104.04473). Each stage has one process.
     """
     idle = shape.stages - 1
     return idle / (shape.chunks_per_stage * shape.micro_batches + idle)

@@ -126,7 +126,7 @@ def _exchanged_bytes(
         nbytes = plan.gradient_bytes or 0
         sent = tree_sum.exchanged_bytes(nbytes, spec.parts, plan.replicas)
         sent += resolved_spec.strategy.update_bytes(nbytes, plan.replicas)
-    elif plan.replicas > 1:
+    elif plan.replicas > 1 or plan.device_mesh.stage_processes:
         strategy_bytes = resolved_spec.strategy.exchanged_bytes(
             plan.gradient_bytes or 0, plan.replicas
         )

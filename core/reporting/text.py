@@ -332,6 +332,9 @@ def _yes_or_no(value: bool) -> str:
 def _pipeline_rows(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows (name, text) of a plan: its stages, their timeline, and better partitions."""
     stages = pipeline["stages"]
+    labels = [
+        f"stage {number}" for number, each in enumerate(stages, 1) for _ in range(each["processes"])
+    ]
     passes = f"{pipeline['seconds'] * _MILLI:.3g} ms a step, of which stages wait {pipeline['bubble']:.0%}"
     return [
         *(_stage_row(number, stage) for number, stage in enumerate(stages, 1)),
@@ -339,7 +342,7 @@ def _pipeline_rows(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
             "passes",
             f"{passes}; digits: forward, letters: backward, of micro-batches 0 = a, 1 = b, ...",
         ),
-        *((f"stage {number}", line) for number, line in enumerate(pipeline["drawing"], 1)),
+        *zip(labels, pipeline["drawing"], strict=True),
         ("balanced", _proposal(pipeline["balanced"])),
         (
             "best",
@@ -351,10 +354,11 @@ def _pipeline_rows(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _stage_row(number: int, stage: Mapping[str, Any]) -> tuple[str, str]:
     layers = stage["layers"]
     names = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)})"
+    several = f" in {stage['processes']} processes" if stage["processes"] > 1 else ""
     sent = f", sends {size(stage['sent_bytes'])}" if stage["sent_bytes"] else ""
     return (
         f"stage {number}",
-        f"{names}: forward {stage['forward'] * _MILLI:.3g} ms, backward"
+        f"{names}{several}: forward {stage['forward'] * _MILLI:.3g} ms, backward"
         f" {stage['backward'] * _MILLI:.3g} ms a micro-batch{sent}; memory: weights"
         f" {size(stage['weight_bytes'])}, gradients {size(stage['weight_bytes'])}, slots"
         f" {size(stage['slot_bytes'])}, activations {size(stage['activation_bytes'])}",

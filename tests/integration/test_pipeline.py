@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.pipeline_models import layered, module, short
+from integration.pipeline_models import data, layered, module, short
 from integration.pipeline_tasks import (
     BASE,
     CASES,
@@ -45,6 +45,10 @@ from isotrain.testing.consecutive_sessions import Work
 pytestmark = pytest.mark.features
 
 
+PLAIN = {"normalised": False, "dropped": 0.0}
+"""Arguments of a model that computes the same for any number of processes."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With checkpoints by case."""
@@ -72,6 +76,7 @@ def alone(folder: Path, stage_results: Sequence[dict[str, Any]]) -> dict[str, An
     """Of one replica without stages, by case; and how it went on from what stages saved."""
     tasks: dict[str, Any] = {n: ({**BASE, **changes}, followed) for n, changes in CASES.items()}
     dense = {**BASE, **CASES["sequential"]}
+    tasks["plain"] = {**BASE, "model_args": PLAIN}, followed
     tasks["saved/sequential"] = dense, partial(unsaved, folder=folder)
     return done(tasks | {"fitted": (fitting(folder / "best-alone"), fitted)}, 1)[0]
 
@@ -340,6 +345,34 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
         assert_saved(place["saved/sequential"], by_one, stage)
 
 
+UNEQUAL = {
+    "torch-ddp": {"2-1": [2, 1], "1-2": [1, 2], "2-1-1": [2, 1, 1]},
+    "tf-multiworker": {"2-1-1": [2, 1, 1]},
+}
+"""Numbers of processes of each stage."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"), [(backend, name) for backend, names in UNEQUAL.items() for name in names]
+)
+def test_stages_of_several_processes_train_as_one_replica(
+    alone: dict[str, Any], tmp_path: Path, backend: str, name: str
+) -> None:
+    """The last global batch is smaller; runs continue in stages from their checkpoints."""
+    options = under({"stages": UNEQUAL[backend][name]})
+    spec = {**BASE, **CASES["nothing dropped"], "data": data, "model_args": PLAIN, **options}
+    dense = {**BASE, **CASES["sequential"], **options}
+    tasks: Tasks = {"": (spec, followed)}
+    if name == "2-1-1":
+        tasks = {**tasks, "saved/sequential": (dense, partial(saving, folder=tmp_path))}
+    for place in done(tasks, 1, backend):
+        assert_equal(place[""], alone["plain"])
+        if saved := place.get("saved/sequential"):
+            assert_as(saved["whole"], alone["saved/sequential"]["whole"])
+            for part in ("again", "joined"):
+                assert_equal(saved[part], saved["whole"])
+
+
 def assert_profile(found: Sequence[dict[str, Any]]) -> None:
     """Of layers that each take what the one before gives, in float64, for two samples."""
     assert [layer["name"] for layer in found] == ["dense_0", "dense_1", "dense_2", "head"]
@@ -371,4 +404,4 @@ def test_plan_shows_the_mesh_and_idle_time() -> None:
     assert plan.device_mesh.sizes == {"data": 2, "stage": 2}
     assert [process.replicas for process in plan.processes] == [(0,), (0,), (1,), (1,)]
     assert plan.collective == "gloo"
-    assert any("2 stages, 4 micro-batches" in note and "20%" in note for note in plan.notes)
+    assert any("stages (2) wait 20% of a step" in note for note in plan.notes)

@@ -20,6 +20,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "compile": ({"compile": True}, "not compiled in pipeline runs"),
     "schedule": (under({"schedule": "1b1f"}), "did you mean|1f1b"),
     "chunks": (under({"chunks": 2}), "interleaved"),
+    "processes": (under({"stages": [1, 5]}), "stage 2 has 5 processes for 4 micro-batches"),
+    "no processes": (under({"stages": [2, 0]}), "a whole number of at least 1, received 0"),
     "groups": (under({"schedule": "interleaved", "chunks": 2, "stages": 3}), "a multiple"),
 }
 

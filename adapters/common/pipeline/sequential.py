@@ -188,6 +188,10 @@ class SequentialModel(ABC):
             for _, identity in self._variables_of(chunk.modules)
         }
 
+    def seeds(self, chunk: int) -> Sequence[Any]:
+        """Keras variables of the seed generators of a chunk, shape `[2]`; none by default."""
+        return ()
+
     def layer_calls(self) -> list[ProfiledCall]:
         """Calls of the modules, in order, for profiling."""
         numbered = [

@@ -39,6 +39,9 @@ class PipelineModel(Protocol):
     def stage_of_weights(self, stages: int) -> dict[int, int]:
         """Stage of each weight, by the weight's identity."""
 
+    def seeds(self, chunk: int) -> Sequence[Any]:
+        """Keras variables of a chunk's seed generators, shape `[2]`: seed, and number of draws so far."""
+
     def layer_calls(self) -> Iterable[ProfiledCall]:
         """Calls of the layers, in execution order, for profiling."""
 

@@ -1,4 +1,4 @@
-"""Communicator of a TensorFlow process of a pipeline run: along the data axis and along the stage axis."""
+"""Communicator of a TensorFlow process of a pipeline run: with its copies, and within its replica."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from isotrain.adapters.common.pipeline.topology import ReplicaTopology
 from isotrain.adapters.tensorflow.comm.base import Communicator, in_buckets
 from isotrain.plugin import DATA, ProcessContext, ReduceOp, Subgroups, UnsupportedError
 
 
 class PipelineCommunicator(Communicator):
-    """Communicator of a stage with the same stage of other replicas, and with its replica's other stages.
+    """Communicator of a stage with its copies, and with the other processes of its replica.
 
-    All collectives are built from two: all-reduce and broadcast within subgroups of all processes. In
-    tensor-parallel runs the parts of a replica are its stages.
+    All collectives are built from two: all-reduce and broadcast within subgroups of all processes. Transfers
+    name the index of a process in the replica.
 
     Attributes:
-        stage: Stage of this process.
-        stages: Number of stages.
+        topology: Processes of the replica.
         bucket_bytes: Bucket size in bytes.
     """
 
@@ -31,15 +31,13 @@ class PipelineCommunicator(Communicator):
             bucket_bytes: Bucket size in bytes for gradients.
         """
         mesh, rank = context.device_mesh, context.rank
-        axis = mesh.replica_axis
+        self.topology = ReplicaTopology(context)
         self._processes = processes
         self.bucket_bytes = bucket_bytes
         self._all_ranks = (tuple(range(mesh.total_size)),)
-        self._same_stage, self._same_replica = mesh.groups(DATA), mesh.groups(axis)
-        self.replicas, self.stages = mesh.size(DATA), mesh.size(axis)
+        self._same_stage, self._same_replica = mesh.groups(DATA), mesh.groups(mesh.replica_axis)
+        self.replicas = mesh.size(DATA)
         self.local_replicas = (mesh.coordinates(rank)[DATA],)
-        self.stage = mesh.coordinates(rank)[axis]
-        self._first_rank = rank - self.stage
         self._rank = rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
@@ -51,17 +49,17 @@ class PipelineCommunicator(Communicator):
         return [total / tf.cast(self.replicas, total.dtype) for total in sums]
 
     def sum_over_all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums tensors of any shape over all stages of all replicas. Collective."""
+        """Sums tensors of any shape over all processes. Collective."""
         return self._sums(tensors, self._all_ranks)
 
     def max_over_all(self, vector: tf.Tensor) -> tf.Tensor:
-        """Elementwise maximum of a vector over all stages of all replicas. Collective."""
+        """Elementwise maximum of a vector over all processes. Collective."""
         ranks_after = len(self._all_ranks[0]) - self._rank - 1
         rows = tf.pad(vector[tf.newaxis], [[self._rank, ranks_after], [0, 0]])
         return tf.reduce_max(self.sum_over_all([rows])[0], axis=0)
 
-    def sum_over_stages(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Sums a tensor of any shape over the stages of this replica. Collective."""
+    def sum_in_replica(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Sums a tensor of any shape over the processes of this replica. Collective."""
         return self._processes.all_reduce_within(tensor, self._same_replica)
 
     def _sums(self, tensors: Sequence[tf.Tensor], subgroups: Subgroups) -> list[tf.Tensor]:
@@ -76,24 +74,24 @@ class PipelineCommunicator(Communicator):
         """Broadcasts the tensor (any shape) of the first process to all. Collective."""
         return self._broadcast(tensor, self._all_ranks)
 
-    def broadcast_from_stage(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
-        """Broadcasts one stage's tensor to this replica's other stages. Collective.
+    def broadcast_in_replica(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
+        """Broadcasts one process's tensor to this replica's other processes. Collective.
 
         Args:
-            tensor: Tensor of the same shape and dtype on every stage; only the source's values matter.
-            stage: Source stage.
+            tensor: Tensor of the same shape and dtype on every process; only the source's values matter.
+            source: Index of the source in the replica.
         """
-        source = self._first_rank + stage
-        others = [self._first_rank + other for other in range(self.stages) if other != stage]
-        return self._broadcast(tensor, ((source, *others),))
+        first, count = self.topology.first_rank, self.topology.processes
+        others = [first + other for other in range(count) if other != source]
+        return self._broadcast(tensor, ((first + source, *others),))
 
-    def send(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
-        """Sends a tensor of any shape to another stage; returns one to depend on. Point-to-point."""
-        return self._broadcast(tensor, ((self._rank, self._first_rank + stage),))
+    def send(self, tensor: tf.Tensor, destination: int) -> tf.Tensor:
+        """Sends a tensor of any shape to another process; returns one to depend on. Point-to-point."""
+        return self._broadcast(tensor, ((self._rank, self.topology.first_rank + destination),))
 
-    def receive(self, like: tf.Tensor, stage: int) -> tf.Tensor:
-        """Receives a tensor of the shape and dtype of `like` from another stage. Point-to-point."""
-        return self._broadcast(like, ((self._first_rank + stage, self._rank),))
+    def receive(self, like: tf.Tensor, source: int) -> tf.Tensor:
+        """Receives a tensor of the shape and dtype of `like` from another process. Point-to-point."""
+        return self._broadcast(like, ((self.topology.first_rank + source, self._rank),))
 
     def _broadcast(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         """Broadcasts in each subgroup from its first process; bfloat16 as bits: TensorFlow lacks it."""

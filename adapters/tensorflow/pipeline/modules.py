@@ -107,6 +107,12 @@ class PipelineModules(SequentialModel):
         states = generators_of(module).values() if isinstance(module, tf.Module) else ()
         return [native(each) for each in (*getattr(module, "variables", ()), *states)]
 
+    def seeds(self, chunk: int) -> list[Any]:
+        """Keras variables of a chunk's seed generators, shape `[2]`: seed, and number of draws so far."""
+        local = {identity for _, identity in self._variables_of(self.chunks[chunk].modules)}
+        seeds = [each for name, each in self._named.items() if keras_private.is_seed(name)]
+        return [each for each in seeds if id(native(each)) in local]
+
     def _trained(self, module: Any) -> Sequence[tf.Variable]:
         return [each for each in self._variables(module) if id(each) in self._trainable]
 

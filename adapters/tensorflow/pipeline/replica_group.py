@@ -68,18 +68,20 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             cut: Split of the model into stages.
         """
         super().__init__(spec, tf.distribute.get_strategy(), communicator)
-        trainer, stage = self._trainer, communicator.stage
+        trainer, self._topology = self._trainer, communicator.topology
         require_built(trainer.metrics.unbuilt)
         model, loss, self._check_equivalence = split_model(trainer, spec, cut)
-        self._context = PipelineContext(model, communicator, loss, trainer)
-        stage_of = model.stage_of_weights(communicator.stages)
+        stage, shares_stage = self._topology.stage, self._topology.shares_stage
+        seeds = model.seeds(stage) if shares_stage else ()
+        self._context = PipelineContext(model, communicator, loss, trainer, seeds)
+        stage_of = model.stage_of_weights(self._topology.stages)
         trainable, others = weights_of(trainer.model, spec)
         weights = [*trainable, *others]
         named = dict(zip(canonical_names(weights), map(native, weights), strict=True))
         self._weights = StageWeights(named, stage_of, communicator)
         local_indices = local_weight_indices(stage_of, list(map(native, trainable)), stage)
         self._local_weights = [native(trainable[index]) for index in local_indices]
-        trainer.statistics = list(filter(self._weights.is_local, trainer.statistics))
+        trainer.statistics[:] = filter(self._weights.is_local, trainer.statistics)
         trainer.others = list(filter(self._weights.is_local, trainer.others))
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         self._traced.function("broadcast initial weights", self._weights.trace_start)()
@@ -106,15 +108,14 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
         ) -> Any:
             def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-                slice_weights, stage = row(weights, position), self._communicator.stage
+                slice_weights, process = row(weights, position), self._topology.process
                 work = TensorFlowStageWork(
                     self._context, micro_batches[position], slice_weights, has_placeholders, measure
                 )
                 with tf.control_dependencies(work.times):
-                    execute_stage(actions[stage], stage, work)
-                self._update_stage(
-                    work, None if slice_weights is None else tf.reduce_sum(slice_weights)
-                )
+                    execute_stage(actions[process], process, work)
+                work.move_seeds(len(micro_batches[position]))
+                self._update_stage(work, self._weight(actions[process], slice_weights))
                 loss = self._communicator.sum_over_all([work.weighted_loss])[0] / self.replicas
                 return loss, work.keepalive_outputs, work.times
 
@@ -124,23 +125,35 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         name = "timed pipeline step" if measure else "pipeline step"
         loss, _, times = self._on_batch(name, trace, batch, self._rate_tensor)
         if measure:
-            stage = self._communicator.stage
-            self._action_times = ActionTimes(times, _names(actions[stage], stage))
+            process = self._topology.process
+            self._action_times = ActionTimes(times, _names(actions[process], process))
         return loss
 
     def set_action_timing(self, enabled: bool) -> None:
         self._measures_actions = enabled
+
+    def _weight(self, actions: Sequence[Action], weights: tf.Tensor | None) -> tf.Tensor | None:
+        """Sum of the weights of this process's micro-batches, a scalar; None for 1.
+
+        Args:
+            actions: Actions of this process.
+            weights: Weight of each micro-batch, shape `[micro_batches]`; None when all are 1.
+        """
+        if weights is None or not self._topology.shares_stage:
+            return None if weights is None else tf.reduce_sum(weights)
+        computed = sorted({action.micro_batch for action in actions})
+        return tf.reduce_sum(tf.gather(weights, computed))
 
     def _update_stage(self, work: TensorFlowStageWork, weight: tf.Tensor | None) -> None:
         """Averages this stage's gradients and statistics over the replicas, and updates its weights.
 
         Args:
             work: The stage's finished passes.
-            weight: Sum of the replica's micro-batch weights, a scalar; None when all are 1.
+            weight: Sum of the weights of this process's micro-batches, a scalar; None for 1.
         """
         trainer, communicator = self._trainer, self._communicator
         gradients = work.gradients(self._local_weights)
-        if self.replicas > 1:
+        if self._topology.copies > 1:
             statistics = trainer.weighted_statistics(weight)
             means = communicator.all_reduce([*gradients, *statistics], "mean")
             gradients = means[: len(gradients)]
@@ -150,7 +163,10 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
     def _norm(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Global norm of the gradients of all stages, a float64 scalar. Collective."""
         squares = [tf.reduce_sum(tf.cast(gradient, tf.float64) ** 2) for gradient in gradients]
-        return tf.sqrt(self._communicator.sum_over_stages(tf.add_n(squares)))
+        square = tf.add_n(squares)
+        if self._topology.copy:  # the first process with this stage adds it
+            square = tf.zeros_like(square)
+        return tf.sqrt(self._communicator.sum_in_replica(square))
 
     def gather_stages(self) -> None:
         if not self._weights.is_gathered:
@@ -193,11 +209,11 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         return forward, both
 
     def plan_notes(self) -> list[str]:
-        return super().plan_notes() + self._context.model.describe(self._communicator.stages)
+        return super().plan_notes() + self._context.model.describe(self._topology.stages)
 
     def evaluation_step(self, batch: Batch) -> None:
-        chunks, stages = len(self._context.model.chunks), self._communicator.stages
-        if self._communicator.stage == (chunks - 1) % stages:
+        last = len(self._context.model.chunks) - 1
+        if self._topology.is_first_of(last % self._topology.stages):
             super().evaluation_step(batch)
 
     def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -205,7 +221,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
 
     @property
     def is_single_process(self) -> bool:
-        return self.replicas * self._communicator.stages == 1
+        return self.replicas * self._topology.processes == 1
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         function = self._traced.function("max", self._communicator.max_over_all)
@@ -237,10 +253,10 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         return self._weights.is_remote(name) or super().is_remote(name)
 
 
-def _names(actions: Sequence[Action], stage: int) -> list[str]:
-    """Names of a stage's actions, without sends, which run beside them."""
+def _names(actions: Sequence[Action], process: int) -> list[str]:
+    """Names of a process's actions, without sends, which run beside them."""
     return [
         "wait" if isinstance(each, Transfer) else each.direction
         for each in actions
-        if not isinstance(each, Transfer) or each.destination == stage
+        if not isinstance(each, Transfer) or each.destination == process
     ]

@@ -25,6 +25,8 @@ class PipelineContext:
         communicator: Communicator with the other stages.
         loss: Losses of the chunks.
         trainer: Trainer of the replica, of whose weights this stage trains its own.
+        seeds: Keras variables of the stage's seed generators, shape `[2]`: seed, and number of draws so far;
+            empty where the stage has one process.
         known_specs: Cached boundary specs of each chunk, by the shapes of the inputs.
     """
 
@@ -32,6 +34,7 @@ class PipelineContext:
     communicator: PipelineCommunicator
     loss: PipelineLosses
     trainer: ReplicaTrainer
+    seeds: Sequence[Any]
     known_specs: dict[tuple[tf.TensorShape, ...], list[list[tf.TensorSpec]]] = field(
         default_factory=dict
     )
@@ -89,6 +92,8 @@ class TensorFlowStageWork(StageWork):
         self._has_placeholders = has_placeholders
         self._saved: dict[tuple[int, int], _SavedForward] = {}
         self._sums: dict[int, tf.Tensor] = {}
+        self._seed_starts = [tf.identity(native(seed)) for seed in context.seeds]
+        self._draws: list[tf.Tensor] = []
         self._previous: list[tf.Tensor] = []
         self._boundary_specs = [context.boundary_specs(inputs) for inputs, _ in micro_batches]
         self.weighted_loss: tf.Tensor = tf.zeros((), tf.float64)
@@ -110,6 +115,8 @@ class TensorFlowStageWork(StageWork):
             trainer.undo_placeholder(self._has_placeholders, weight, "train"),
         ):
             received = [tf.identity(each) for each in received]
+            self._count_draws(chunk, inputs, received)
+            self.move_seeds(work.micro_batch)
             with tf.GradientTape() as tape:
                 tape.watch([each for each in received if each.dtype.is_floating])
                 boundary_inputs = dict(zip(chunk.input_keys, received, strict=True))
@@ -124,6 +131,26 @@ class TensorFlowStageWork(StageWork):
         self._previous = [*sent, loss]
         self._record_time(self._previous)
         return sent
+
+    def _count_draws(self, chunk: Any, inputs: Any, received: Sequence[tf.Tensor]) -> None:
+        """Traces once how far a micro-batch moves the seed generators; nothing else of it is computed."""
+        if self._draws or not self._seed_starts:
+            return
+        boundary_inputs = dict(zip(chunk.input_keys, received, strict=True))
+        with keras.StatelessScope() as scope:
+            chunk(self._context.model.inputs(inputs) | boundary_inputs, training=True)
+            moved = [scope.get_current_value(seed) for seed in self._context.seeds]
+        self._draws = [
+            tf.zeros_like(start) if end is None else end - start
+            for end, start in zip(moved, self._seed_starts, strict=True)
+        ]
+
+    def move_seeds(self, micro_batch: int) -> None:
+        """Sets the seed generators to their states before a micro-batch of the step, by its index."""
+        for seed, start, draws in zip(
+            self._context.seeds, self._seed_starts, self._draws, strict=True
+        ):
+            native(seed).assign(start + micro_batch * draws)
 
     def backward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
         saved = self._saved.pop((work.chunk, work.micro_batch))

@@ -44,7 +44,7 @@ class StageWeights:
 
     def is_local(self, weight: tf.Variable) -> bool:
         """Whether a weight, of any shape, belongs to this stage."""
-        return self._stage_of_weight(weight) == self._communicator.stage
+        return self._stage_of_weight(weight) == self._communicator.topology.stage
 
     def is_remote(self, name: str) -> bool:
         """Whether a name is that of a weight whose current value only other stages have."""
@@ -87,7 +87,8 @@ class StageWeights:
     def _from_owner(self, weight: tf.Variable) -> tf.Tensor:
         """Broadcasts a weight, in its shape, from the stage that it belongs to. Collective."""
         like = value_of(weight) if self.is_local(weight) else tf.zeros(weight.shape, weight.dtype)
-        return self._communicator.broadcast_from_stage(like, self._stage_of_weight(weight))
+        source = self._communicator.topology.first_of(self._stage_of_weight(weight))
+        return self._communicator.broadcast_in_replica(like, source)
 
     def _stage_of_weight(self, weight: tf.Variable) -> int:
         """Stage that a weight of any shape belongs to; 0 for what no stage has for itself."""

@@ -1,4 +1,4 @@
-"""Communicator of a pipeline run: collectives along the data axis, transfers along the stage axis."""
+"""Communicator of replicas in several processes: collectives along the data axis, transfers in a replica."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from isotrain.adapters.common.pipeline.topology import ReplicaTopology
 from isotrain.adapters.torch.base.initial_broadcast import (
     broadcast_bundle,
     broadcast_initial_values,
@@ -19,7 +20,7 @@ from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.plugin import DATA, ProcessContext, Subgroups, UnsupportedError
 
 _MAX_RANK = 8
-"""Maximum rank of a tensor whose spec is sent to another stage."""
+"""Maximum rank of a tensor whose spec is sent to another process."""
 _DTYPES = (
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.bool),
@@ -27,15 +28,13 @@ _DTYPES = (
 
 
 class PipelineCommunicator(Communicator):
-    """Communicator of one stage with the same stage of other replicas, and with its replica's other stages.
+    """Communicator of one stage or part with its copies, and with the other processes of its replica.
 
-    The collectives of `Communicator` run among the same stage of all replicas; `rank` and `replicas` are
-    those along the data axis. Transfers between stages name the stage, not the rank. In tensor-parallel runs
-    the parts of a replica are its stages.
+    The collectives of `Communicator` run among all processes with the same stage or part; `rank` and
+    `replicas` are those along the data axis. Transfers name the index of a process in the replica.
 
     Attributes:
-        stage: Stage of this process.
-        stages: Number of stages.
+        topology: Processes of the replica.
     """
 
     def __init__(self, context: ProcessContext) -> None:
@@ -43,9 +42,7 @@ class PipelineCommunicator(Communicator):
         self._world_rank = context.rank
         self.rank = mesh.coordinates(context.rank)[DATA]
         self.replicas = mesh.size(DATA)
-        self.stage = mesh.coordinates(context.rank)[mesh.replica_axis]
-        self.stages = mesh.size(mesh.replica_axis)
-        self._first_stage_rank = context.rank - self.stage
+        self.topology = ReplicaTopology(context)
         self._pending: dict[Hashable, list[Callable[[], None]]] = {}
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
@@ -70,55 +67,55 @@ class PipelineCommunicator(Communicator):
 
     @abstractmethod
     def sum_over_all(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum of a tensor of any shape over all stages of all replicas. Collective over all processes."""
+        """Sum of a tensor of any shape over all processes. Collective."""
 
     @abstractmethod
     def max_over_all(self, value: torch.Tensor) -> torch.Tensor:
-        """Elementwise maximum, any shape, over all stages of all replicas. Collective over all processes."""
+        """Elementwise maximum, any shape, over all processes. Collective."""
 
     @abstractmethod
-    def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum of a tensor of any shape over the stages of this replica. Collective over these."""
+    def sum_in_replica(self, value: torch.Tensor) -> torch.Tensor:
+        """Sum of a tensor of any shape over the processes of this replica. Collective over these."""
 
-    def broadcast_from_stage(self, tensor: torch.Tensor, stage: int) -> None:
-        """Broadcasts a tensor, any shape, from one stage of this replica, in place. Collective over these."""
+    def broadcast_in_replica(self, tensor: torch.Tensor, source: int) -> None:
+        """Broadcasts a tensor, any shape, from one process of this replica to all, in place. Collective."""
         broadcast_bundle(
-            list(dense(tensor.detach())), lambda vector: self._broadcast_from(vector, stage)
+            list(dense(tensor.detach())), lambda vector: self._broadcast_from(vector, source)
         )
 
     @abstractmethod
-    def _broadcast_from(self, vector: torch.Tensor, stage: int) -> None:
-        """Broadcasts a uint8 vector from one stage of this replica, in place."""
+    def _broadcast_from(self, vector: torch.Tensor, source: int) -> None:
+        """Broadcasts a uint8 vector from one process of this replica, in place."""
 
     @abstractmethod
-    def _isend(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
+    def _isend(self, tensor: torch.Tensor, destination: int) -> Callable[[], None]:
         """Starts to send a contiguous tensor of any shape; the returned function waits, then frees it."""
 
     @abstractmethod
-    def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
+    def receive(self, like: torch.Tensor, source: int) -> torch.Tensor:
         """Receives a tensor of the shape and dtype of another, in sending order. Point-to-point."""
 
-    def send(self, tensor: torch.Tensor, stage: int, key: Hashable) -> None:
-        """Starts to send a tensor to another stage, and keeps it until `wait_sent(key)`. Point-to-point.
+    def send(self, tensor: torch.Tensor, destination: int, key: Hashable) -> None:
+        """Starts to send a tensor to another process, and keeps it until `wait_sent(key)`. Point-to-point.
 
         Args:
             tensor: Tensor of any shape.
-            stage: Destination.
+            destination: Index of the process in the replica.
             key: Transfer that the tensor belongs to.
         """
-        waiting = self._isend(tensor.contiguous(), stage)
+        waiting = self._isend(tensor.contiguous(), destination)
         self._pending.setdefault(key, []).append(waiting)
 
-    def send_spec(self, tensor: torch.Tensor, stage: int, key: Hashable) -> None:
+    def send_spec(self, tensor: torch.Tensor, destination: int, key: Hashable) -> None:
         """Sends a tensor's shape and dtype ahead of it: int64, shape `[2 + _MAX_RANK]`. Point-to-point."""
         shape = [*tensor.shape, *[0] * (_MAX_RANK - tensor.dim())]
         header = [_DTYPES.index(tensor.dtype), tensor.dim(), *shape]
-        self.send(torch.tensor(header, device=tensor.device), stage, key)
+        self.send(torch.tensor(header, device=tensor.device), destination, key)
 
-    def receive_spec(self, stage: int, device: torch.device) -> torch.Tensor:
+    def receive_spec(self, source: int, device: torch.device) -> torch.Tensor:
         """Receives what `send_spec` sent; returns an empty tensor of that shape and dtype. Point-to-point."""
         header = torch.empty(2 + _MAX_RANK, dtype=torch.int64, device=device)
-        dtype, rank, *shape = self.receive(header, stage).tolist()
+        dtype, rank, *shape = self.receive(header, source).tolist()
         return torch.empty(shape[:rank], dtype=_DTYPES[dtype], device=device)
 
     def wait_sent(self, key: Hashable) -> None:

@@ -20,14 +20,14 @@ from isotrain.plugin import DATA, BackendConfig, ProcessContext, Subgroups
 
 
 class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommunicator):
-    """Pipeline communicator with a process group per stage (data axis) and one per replica (stage axis)."""
+    """Pipeline communicator with a process group per stage or part, and one per replica."""
 
     def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
         super().__init__(context)
         start_process_group(backend_config, context)
         self._timeout = timedelta(seconds=backend_config.timeout)
         self._peers = self._new_group(context.device_mesh.groups(DATA))
-        self._stage_group = self._new_group(
+        self._replica_group = self._new_group(
             context.device_mesh.groups(context.device_mesh.replica_axis)
         )
 
@@ -53,17 +53,17 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
         dist.all_reduce(result, dist.ReduceOp.MAX)
         return result
 
-    def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_in_replica(self, value: torch.Tensor) -> torch.Tensor:
         result = value.clone()
-        dist.all_reduce(result, group=self._stage_group)
+        dist.all_reduce(result, group=self._replica_group)
         return result
 
-    def _broadcast_from(self, vector: torch.Tensor, stage: int) -> None:
-        dist.broadcast(vector, self._first_stage_rank + stage, group=self._stage_group)
+    def _broadcast_from(self, vector: torch.Tensor, source: int) -> None:
+        dist.broadcast(vector, self.topology.first_rank + source, group=self._replica_group)
 
-    def _isend(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
+    def _isend(self, tensor: torch.Tensor, destination: int) -> Callable[[], None]:
         sent = tensor.cpu() if sends_by_host(tensor.device) else tensor
-        work = dist.isend(sent, self._first_stage_rank + stage)
+        work = dist.isend(sent, self.topology.first_rank + destination)
         kept = [sent]
 
         def wait() -> None:
@@ -72,10 +72,10 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
 
         return wait
 
-    def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
+    def receive(self, like: torch.Tensor, source: int) -> torch.Tensor:
         device = torch.device("cpu") if sends_by_host(like.device) else like.device
         received = torch.empty_like(like, device=device, memory_format=torch.contiguous_format)
-        dist.recv(received, self._first_stage_rank + stage)
+        dist.recv(received, self.topology.first_rank + source)
         return received.to(like.device)
 
     def barrier(self) -> None:
@@ -84,7 +84,7 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
     def close(self) -> None:
         """Destroys the process groups; the last reference frees the store and its port. Collective."""
         self.barrier()
-        for name in ("module", "_peers", "_stage_group"):
+        for name in ("module", "_peers", "_replica_group"):
             self.__dict__.pop(name, None)
         gc.collect()
         dist.destroy_process_group()

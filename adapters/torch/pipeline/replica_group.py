@@ -13,11 +13,10 @@ import torch
 from isotrain.adapters.common.pipeline import profiler as layer_profiler
 from isotrain.adapters.common.pipeline.checks import local_weight_indices, require_built
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.base.tensors import restored_after
 from isotrain.adapters.torch.comm.base import all_reduce_mean_flat
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.torch.pipeline.modules import split_model
-from isotrain.adapters.torch.pipeline.stage import PipelineContext, TorchStageWork
+from isotrain.adapters.torch.pipeline.stage import PipelineContext, StageSeeds, TorchStageWork
 from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
 from isotrain.adapters.torch.trainer.state import Section
 from isotrain.plugin import (
@@ -69,59 +68,67 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         unbuilt = [metric.name for metric in self._metrics.training if metric.is_unbuilt]
         require_built(unbuilt)
         model, loss, self._check_equivalence = split_model(trainer, spec, split)
-        self._context = PipelineContext(model, self.communicator, loss)
-        self._stage_of = model.stage_of_weights(self.communicator.stages)
+        self._topology = self.communicator.topology
+        self._stage_of = model.stage_of_weights(self._topology.stages)
         trainable = list(trainer.trainable.values())
-        indices = local_weight_indices(self._stage_of, trainable, self.communicator.stage)
+        indices = local_weight_indices(self._stage_of, trainable, self._topology.stage)
         self.shard_optimizer([indices])
         self.statistics = [each for each in trainer.statistics if self._is_local(each)]
+        seeds = model.seeds(self._topology.stage) if self._topology.shares_stage else ()
+        self._context = PipelineContext(
+            model,
+            self.communicator,
+            loss,
+            self.statistics,
+            StageSeeds(seeds),
+        )
+        if self._topology.copy:  # processes with the same stage draw different numbers
+            torch.manual_seed(torch.initial_seed() + self.replicas * self._topology.copy)
 
     def _is_local(self, tensor: torch.Tensor) -> bool:
         """Whether a weight, of any shape, belongs to this stage."""
-        return self._stage_of.get(id(tensor), 0) == self.communicator.stage
+        return self._stage_of.get(id(tensor), 0) == self._topology.stage
 
     @property
-    def _is_last(self) -> bool:
-        return (
-            self.communicator.stage
-            == (len(self._context.model.chunks) - 1) % self.communicator.stages
-        )
+    def _evaluates(self) -> bool:
+        """Whether this process is the first of those with the last chunk of its replica."""
+        last = len(self._context.model.chunks) - 1
+        return self._topology.is_first_of(last % self._topology.stages)
 
     def pipeline_step(
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         self.trainer.zero_gradients()
-        micro_batches, stage = batch.slices[0], self.communicator.stage
+        micro_batches, process = batch.slices[0], self._topology.process
         if self._has_all_stages:
             for micro_batch in itertools.islice((each for each in micro_batches if each.count), 1):
                 self._check_equivalence(micro_batch.inputs)
         self.reshard_weights()
-        preserve_statistics = functools.partial(restored_after, self.statistics)
-        work = TorchStageWork(
-            self._context, micro_batches, preserve_statistics, self._metrics.train
-        )
-        self._executed = execute_stage(actions[stage], stage, work)
+        work = TorchStageWork(self._context, micro_batches, self._metrics.train)
+        self._executed = execute_stage(actions[process], process, work)
+        self._context.seeds.move_to(len(micro_batches))
         self.communicator.wait_all_sent()
         self._update_stage()
-        if self.statistics and self.replicas > 1:
-            all_reduce_mean_flat(
-                self.communicator,
-                self.statistics,
-                sum(micro_batch.weight for micro_batch in micro_batches),
-            )
+        if self.statistics and self._topology.copies > 1:
+            computed = sorted({action.micro_batch for action in actions[process]})
+            weight = sum(micro_batches[index].weight for index in computed)
+            all_reduce_mean_flat(self.communicator, self.statistics, weight)
         return self.communicator.sum_over_all(work.share) / self.replicas
 
     def _update_stage(self) -> None:
         """Averages this stage's gradients over replicas, clips by the norm of all stages, applies them."""
         gradients = [each.grad for each in self.trainer.updated if each.grad is not None]
-        if self.replicas > 1:
+        if self._topology.copies > 1:
             all_reduce_mean_flat(self.communicator, gradients, 1.0)
         norm = None
         if self._spec.clip is not None and self._spec.clip.global_norm is not None:
             zero = torch.zeros_like(self.trainer.updated[0].flatten()[0])
             norms = torch.stack([zero, *private_api.foreach_norm(gradients)])
-            norm = self.communicator.sum_over_stages(torch.linalg.vector_norm(norms) ** 2).sqrt()
+            square = torch.linalg.vector_norm(norms) ** 2
+            if self._topology.copy:  # the first process with this stage adds it
+                square = torch.zeros_like(square)
+            norm = self.communicator.sum_in_replica(square).sqrt()
         self._snapshot_guard.wait_after_forward()
         self.trainer.apply(norm)
 
@@ -135,7 +142,8 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             for tensor in self._all_weights().values():
                 if not tensor.untyped_storage().nbytes():
                     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
-                self.communicator.broadcast_from_stage(tensor, self._stage_of.get(id(tensor), 0))
+                source = self._topology.first_of(self._stage_of.get(id(tensor), 0))
+                self.communicator.broadcast_in_replica(tensor, source)
         self._has_all_stages = True
 
     def reshard_weights(self) -> None:
@@ -186,10 +194,10 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         return forward, forward_and_backward
 
     def plan_notes(self) -> list[str]:
-        return super().plan_notes() + self._context.model.describe(self.communicator.stages)
+        return super().plan_notes() + self._context.model.describe(self._topology.stages)
 
     def evaluation_step(self, batch: Batch) -> None:
-        if self._is_last:
+        if self._evaluates:
             super().evaluation_step(batch)
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -197,7 +205,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
 
     @property
     def is_single_process(self) -> bool:
-        return self.replicas * self.communicator.stages == 1
+        return self.replicas * self._topology.processes == 1
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         maxima = self.communicator.max_over_all(self.tensor(np.array(numbers, np.float64)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +13,53 @@ from isotrain.adapters.common.pipeline.split_model import (
     PipelineLosses,
     PipelineModel,
 )
+from isotrain.adapters.torch.base.tensors import restored_after
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.plugin import Pass, Slice, StageWork, Transfer
 
-TransferKey = tuple[int, tuple[tuple[int, ...], ...]]
-"""Index of a chunk, and the shapes of the model's inputs."""
+TransferKey = tuple[int, int, tuple[tuple[int, ...], ...]]
+"""Index of a chunk, the other process, and the shapes of the model's inputs."""
+
+
+class StageSeeds:
+    """Seed generators of a stage with several processes: each draws as if it computed all micro-batches."""
+
+    def __init__(self, seeds: Sequence[Any]) -> None:
+        """Takes the states of the generators, shape `[2]`: seed, and number of draws so far.
+
+        Args:
+            seeds: Keras variables; empty where the stage has one process.
+        """
+        self._variables = seeds
+        self._starts: list[torch.Tensor] = []
+        self._draws: list[torch.Tensor] = []
+
+    @property
+    def _seeds(self) -> list[torch.Tensor]:
+        return [variable.value for variable in self._variables]
+
+    def start_step(self) -> None:
+        """Records the states at the start of a step. Local."""
+        self._starts = [seed.clone() for seed in self._seeds]
+
+    def count_draws(self, compute: Callable[[], object]) -> None:
+        """Counts the draws of a micro-batch, at the first call. Local.
+
+        Args:
+            compute: Draws as a micro-batch does.
+        """
+        if self._seeds and not self._draws:
+            with torch.no_grad(), restored_after(self._seeds):
+                compute()
+                self._draws = [
+                    seed - start for seed, start in zip(self._seeds, self._starts, strict=True)
+                ]
+
+    def move_to(self, micro_batch: int) -> None:
+        """Sets the states to those before a micro-batch of the step, by its index. Local."""
+        with torch.no_grad():
+            for seed, start, draws in zip(self._seeds, self._starts, self._draws, strict=True):
+                seed.copy_(start + micro_batch * draws)
 
 
 @dataclass
@@ -29,12 +70,16 @@ class PipelineContext:
         model: Split model.
         communicator: Communicator with the other stages.
         loss: Losses of the chunks.
+        statistics: Moving statistics of the stage.
+        seeds: Seed generators of the stage.
         known_specs: Empty tensors with the shapes and dtypes of transfers that the receiver knows already.
     """
 
     model: PipelineModel
     communicator: PipelineCommunicator
     loss: PipelineLosses
+    statistics: Sequence[torch.Tensor]
+    seeds: StageSeeds
     known_specs: dict[TransferKey, list[torch.Tensor]] = field(default_factory=dict)
 
 
@@ -64,7 +109,6 @@ class TorchStageWork(StageWork):
         self,
         context: PipelineContext,
         micro_batches: Sequence[Slice],
-        preserve_statistics: Callable[[], AbstractContextManager[None]],
         on_predictions: Callable[[Slice, Any], None],
     ) -> None:
         """Begins a step.
@@ -72,15 +116,14 @@ class TorchStageWork(StageWork):
         Args:
             context: State that outlives a step.
             micro_batches: Micro-batches of the step.
-            preserve_statistics: Context in which moving statistics do not change.
             on_predictions: Called with each micro-batch and the predictions for it.
         """
         self._context = context
         self._micro_batches = micro_batches
-        self._preserve_statistics = preserve_statistics
         self._on_predictions = on_predictions
         self._activations: dict[tuple[int, int], _Activations] = {}
         self.share: torch.Tensor = torch.zeros((), dtype=torch.float64)
+        context.seeds.start_step()
 
     def forward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
         micro_batch, chunk = self._micro_batches[work.micro_batch], self._chunk(work)
@@ -88,11 +131,15 @@ class TorchStageWork(StageWork):
         tensors = self._context.model.inputs(micro_batch.inputs) | dict(
             zip(chunk.input_keys, leaves, strict=True)
         )
-        if micro_batch.count:
-            tensors = chunk(tensors, training=True)
-        else:
-            with self._preserve_statistics():
-                tensors = chunk(tensors, training=True)
+        inputs, statistics = tensors, self._context.statistics
+
+        def preserving() -> Any:
+            with restored_after(statistics):
+                return chunk(inputs, training=True)
+
+        self._context.seeds.count_draws(preserving)
+        self._context.seeds.move_to(work.micro_batch)
+        tensors = chunk(inputs, training=True) if micro_batch.count else preserving()
         outputs = chunk.boundary_tensors(tensors)
         loss, predictions = self._context.loss.of(chunk, tensors, micro_batch.targets)
         loss = loss * micro_batch.weight
@@ -124,7 +171,7 @@ class TorchStageWork(StageWork):
         ]
 
     def send(self, transfer: Transfer, tensors: list[torch.Tensor]) -> None:
-        communicator, key = self._context.communicator, self._key(transfer)
+        communicator, key = self._context.communicator, self._key(transfer, transfer.destination)
         if transfer.direction == "forward" and key not in self._context.known_specs:
             self._context.known_specs[key] = [
                 torch.empty_like(each, device="meta") for each in tensors
@@ -146,7 +193,7 @@ class TorchStageWork(StageWork):
         if transfer.direction == "backward":
             activations = self._activations[transfer.chunk, transfer.micro_batch]
             return [each for each in activations.outputs if each.is_floating_point()]
-        key, specs = self._key(transfer), self._context.known_specs
+        key, specs = self._key(transfer, transfer.source), self._context.known_specs
         if key not in specs:
             input_keys = self._context.model.chunks[transfer.chunk].input_keys
             device = self._input_device()
@@ -154,10 +201,10 @@ class TorchStageWork(StageWork):
             specs[key] = [communicator.receive_spec(transfer.source, device) for _ in input_keys]
         return specs[key]
 
-    def _key(self, transfer: Transfer) -> TransferKey:
+    def _key(self, transfer: Transfer, peer: int) -> TransferKey:
         """Key that both ends compute: the input shapes, which every stage has, decide all others."""
         inputs = self._context.model.inputs(self._micro_batches[transfer.micro_batch].inputs)
-        return transfer.chunk, tuple(tuple(each.shape) for each in inputs.values())
+        return transfer.chunk, peer, tuple(tuple(each.shape) for each in inputs.values())
 
     def _input_device(self) -> torch.device:
         return next(iter(self._context.model.inputs(self._micro_batches[0].inputs).values())).device

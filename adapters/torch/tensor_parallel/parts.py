@@ -51,8 +51,9 @@ class TorchParts:
 
     def __init__(self, communicator: PipelineCommunicator) -> None:
         """Connects to the other parts."""
-        self.index, self.degree = communicator.stage, communicator.stages
-        self._all_reduce = communicator.sum_over_stages
+        topology = communicator.topology
+        self.index, self.degree = topology.process, topology.processes
+        self._all_reduce = communicator.sum_in_replica
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, of any shape; its gradient is the sum of the parts'. Collective."""

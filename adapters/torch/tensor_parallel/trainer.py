@@ -79,7 +79,7 @@ class TensorParallelTrainer(KerasTrainer):
         for index, shard in self._cut_weights.items():
             whole = shard.local.detach().new_zeros(shard.shape)
             whole[shard_slices(shard)] = shard.local.detach()
-            gathered[names[index]] = self._communicator.sum_over_stages(whole)
+            gathered[names[index]] = self._communicator.sum_in_replica(whole)
         self._gathered = gathered
 
     def forget_gathered(self) -> None:
@@ -88,10 +88,10 @@ class TensorParallelTrainer(KerasTrainer):
 
     def norms(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """L2 norms, scalars, of whole tensors, from parts cut as the trainable weights are. Collective."""
-        counts = self._communicator.stage == 0
+        counts = self._communicator.topology.process == 0
         squares = torch.stack([each.square().sum() for each in tensors])
         kept = [counts or index in self._cut_weights for index in range(len(tensors))]
-        total = self._communicator.sum_over_stages(squares * squares.new_tensor(kept))
+        total = self._communicator.sum_in_replica(squares * squares.new_tensor(kept))
         return list(total.sqrt().unbind())
 
     def _build_optimizer_state(self) -> None:

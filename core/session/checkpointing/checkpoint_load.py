@@ -74,7 +74,7 @@ def load(
         lost += _write_mean(saved, group)
     elif not saved.identity.replicas_differ:
         lost += _write_shared(saved, group)
-    same_layout = same_replicas and saved.stages == context.plan.device_mesh.size(STAGE)
+    same_layout = same_replicas and saved.stages == _stages(context)
     if same_layout and saved.uses_parameter_server == context.plan.uses_parameter_server:
         lost += _write_per_replica(saved, context, weights=keeps_different)
     else:
@@ -304,7 +304,7 @@ def _write_per_replica(saved: SavedRun, context: SessionContext, *, weights: boo
     group = context.group
     refused: set[str] = set()
     for replica in group.local_replicas:
-        section = replica_section(replica, context.stage)
+        section = replica_section(replica, context.index_in_replica)
         if section not in saved.checkpoint.sections():
             continue
         stored = saved.checkpoint.tensors(section)
@@ -339,8 +339,8 @@ def _is_per_replica(name: str) -> bool:
 def _write_metrics(saved: SavedRun, context: SessionContext) -> list[str]:
     """Distributes the metric accumulators of the saved replicas over a different number of replicas.
 
-    Accumulators are sums, so each replica adds up those of some saved replicas. In a pipeline the first stage
-    of a replica gets them. Returns descriptions of the per-replica state that is lost.
+    Accumulators are sums, so each replica adds up those of some saved replicas. In a pipeline the first
+    process of a replica gets them. Returns descriptions of the per-replica state that is lost.
     """
     group = context.group
     sections = replica_sections(saved.checkpoint.sections())
@@ -354,7 +354,7 @@ def _write_metrics(saved: SavedRun, context: SessionContext) -> list[str]:
         sums = {name: np.zeros(info.shape, info.dtype) for name, info in infos.items()}
         count = group.replicas if everywhere else len(holders)
         index = replica if everywhere else holders.index(replica)
-        for section in () if context.stage else sections[index::count]:
+        for section in () if context.index_in_replica else sections[index::count]:
             names = [name for name in saved.checkpoint.tensors(section) if name in infos]
             for name, array in saved.checkpoint.read(section, names).items():
                 sums[name] = sums[name] + array
@@ -362,7 +362,7 @@ def _write_metrics(saved: SavedRun, context: SessionContext) -> list[str]:
         lost |= {n for n in stored if n.startswith(_METRICS) and n not in infos}
     if "carry" in lost and _write_equal_carry(saved, group, sections):
         lost.discard("carry")
-    now = _layout(group.replicas, context.plan.device_mesh.size(STAGE))
+    now = _layout(group.replicas, _stages(context))
     layouts = f"{_layout(saved.plan.replicas, saved.stages)}, now {now}"
     return [f"{kind} state of {layouts}" for kind in sorted(lost)]
 
@@ -388,7 +388,15 @@ def _write_equal_carry(saved: SavedRun, group: ReplicaGroup, sections: Sequence[
     ]
 
 
-def _layout(replicas: int, stages: int) -> str:
+def _stages(context: SessionContext) -> int | list[int]:
+    """Number of pipeline stages of this run, as `SavedRun.stages`."""
+    return context.plan.device_mesh.to_dict().get(STAGE, 1)
+
+
+def _layout(replicas: int, stages: int | list[int]) -> str:
+    if isinstance(stages, list):
+        processes = ", ".join(map(str, stages))
+        return f"{counted(replicas, 'replica')} in stages of {processes} processes"
     return counted(replicas, "replica") + (f" in {stages} stages" if stages > 1 else "")
 
 

@@ -55,7 +55,7 @@ class SavedPlan:
     replicas: int
     global_batch_size: int
     samples: int | None = None
-    device_mesh: dict[str, int] = field(default_factory=dict)
+    device_mesh: dict[str, Any] = field(default_factory=dict)
     processes: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -105,17 +105,22 @@ class SavedRun:
                 f" {self.checkpoint.step}."
             )
         counts = {"replicas": self.plan.replicas, "global_batch_size": self.plan.global_batch_size}
-        counts |= {f"device_mesh.{axis}": size for axis, size in self.plan.device_mesh.items()}
+        counts |= {
+            f"device_mesh.{axis}{f'[{index}]' if isinstance(size, list) else ''}": count
+            for axis, size in self.plan.device_mesh.items()
+            for index, count in enumerate(size if isinstance(size, list) else [size])
+        }
         for name, count in counts.items():
-            if count < 1:
+            if not value(int, count, f"{where}: plan: {name}") >= 1:
                 raise IsotrainError(
                     f"{where}: plan: {name}: expected at least 1, received {count}."
                 )
 
     @property
-    def stages(self) -> int:
-        """Number of pipeline stages of the saved run; 1 without a pipeline."""
-        return self.plan.device_mesh.get(STAGE, 1)
+    def stages(self) -> int | list[int]:
+        """Number of pipeline stages of the saved run, 1 without; or the number of processes of each."""
+        stages: int | list[int] = self.plan.device_mesh.get(STAGE, 1)
+        return stages
 
     @property
     def uses_parameter_server(self) -> bool:

@@ -18,9 +18,9 @@ from isotrain.core.session.weights.weights_file import WEIGHTS
 _REPLICA_PREFIX = "replica-"
 
 
-def replica_section(replica: int, stage: int) -> str:
-    """Name of the checkpoint section of a replica's pipeline stage; stage 0 without a pipeline."""
-    return f"{_REPLICA_PREFIX}{replica}" + (f"-stage-{stage}" if stage else "")
+def replica_section(replica: int, process: int) -> str:
+    """Name of the checkpoint section of a replica's pipeline process; process 0 without a pipeline."""
+    return f"{_REPLICA_PREFIX}{replica}" + (f"-stage-{process}" if process else "")
 
 
 def replica_sections(sections: Iterable[str]) -> list[str]:
@@ -43,15 +43,19 @@ class StateSnapshot:
         """Reads the layout of the run; copies nothing yet."""
         self._group = session_context.group
         self._mesh = session_context.plan.device_mesh
-        self._stage = session_context.stage
+        self._index_in_replica = session_context.index_in_replica
         self._rank = rank
         self._buffers: dict[int | None, dict[str, np.ndarray]] = {}
 
     @property
     def has_weights_to_write(self) -> bool:
         """Whether this process writes weights that are equal on all replicas, or a part of them."""
-        is_first = not self._mesh.coordinates(self._rank).get(DATA)
-        return not self._rank or (is_first and TENSOR in self._mesh.sizes)
+        return not self._rank or (self._is_first_copy and TENSOR in self._mesh.sizes)
+
+    @property
+    def _is_first_copy(self) -> bool:
+        """Whether this process is the first of those that hold the same state."""
+        return not self._mesh.index_in_group(self._rank, DATA)
 
     def weights(self) -> Section:
         """Copies the weights of this process's first replica; on other ranks than 0 its parts of these."""
@@ -86,12 +90,12 @@ class StateSnapshot:
             copies["strategy"] = functools.partial(_as_parts, strategy_state.tensors)
         for replica, tensors in strategy_state.per_replica.items():
             copies[f"strategy-{replica}"] = functools.partial(_as_parts, tensors)
-        if not replicas_differ and not self._mesh.coordinates(self._rank).get(DATA):
+        if not replicas_differ and self._is_first_copy:
             copies["state"] = self._shared_state()
         if self._mesh.coordinates(self._rank).get(TENSOR):
             return  # the first process of the replica has the same
         for replica in group.local_replicas:
-            copies[replica_section(replica, self._stage)] = self._parts(kinds, replica)
+            copies[replica_section(replica, self._index_in_replica)] = self._parts(kinds, replica)
 
     def _shared_state(self) -> PendingCopy:
         """The part of the replicated or sharded state that this process writes.

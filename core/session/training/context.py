@@ -58,7 +58,7 @@ class SessionContext:
         spec: The training spec.
         plan: The plan of the run, completed with the numbers of samples and parameters.
         group: The replica group of this process.
-        stage: Index of this process's pipeline stage; 0 without a pipeline.
+        index_in_replica: Index of this process among those of its replica's pipeline; 0 without a pipeline.
         strategy: The strategy that takes the training steps.
         loaders: Data loaders for training and evaluation.
         initial_weights: Report on the initial weights that the spec names; None where it names none.
@@ -68,7 +68,7 @@ class SessionContext:
     spec: TrainingSpec
     plan: Plan
     group: ReplicaGroup
-    stage: int
+    index_in_replica: int
     strategy: Strategy
     loaders: DataLoaders
     initial_weights: LoadReport | None
@@ -105,9 +105,10 @@ def build_session_context(
     model_stats = _model_stats(spec, group, loaders, initial_weights)
     completed_plan = complete_plan(plan, resolved_spec, model_stats)
     strategy.started(group)
-    stage = context.device_mesh.coordinates(context.rank).get(STAGE, 0)
+    mesh = context.device_mesh
+    index = mesh.index_in_group(context.rank, STAGE) if STAGE in mesh.sizes else 0
     return SessionContext(
-        spec, completed_plan, group, stage, strategy, loaders, initial_weights, adapter.packages
+        spec, completed_plan, group, index, strategy, loaders, initial_weights, adapter.packages
     )
 
 

@@ -301,4 +301,7 @@ def test_stages_are_counted_against_cores(checked: Check) -> None:
     spec = SimpleNamespace(device="cpu")
     subject: Any = SimpleNamespace(targets=[SimpleNamespace(plan=plan, label="x")], spec=spec)
     (hit,) = machine_rules.devices(subject)
-    assert (hit.code, hit.detail) == ("ISO404", f"{2 * CORES} stages of 2 replicas, {CORES} cores")
+    assert (hit.code, hit.detail) == (
+        "ISO404",
+        f"{2 * CORES} processes of 2 replicas, {CORES} cores",
+    )

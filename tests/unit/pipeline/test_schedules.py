@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -33,16 +34,25 @@ SHAPES = [
     if name != "interleaved" or micro_batches % stages == 0
 ]
 """Every schedule, with many numbers of stages, micro-batches and chunks."""
+UNEQUAL = [
+    (name, PipelineShape(len(processes), micro_batches, stage_processes=processes))
+    for name in ("gpipe", "1f1b")
+    for stages in (1, 2, 3)
+    for processes in itertools.product((1, 2, 3), repeat=stages)
+    for micro_batches in range(max(processes), 10)
+]
+"""Stages with several processes each, in many numbers."""
 
 
 def assert_complete(found: list[Order], shape: PipelineShape) -> None:
-    """Every micro-batch goes once forward and once backward through every chunk, on its own stage."""
-    for stage, order in enumerate(found):
+    """Every micro-batch goes once forward and once backward through every chunk, on its own process."""
+    processes = [(s, c, n) for s, n in enumerate(shape.processes) for c in range(n)]
+    for (stage, copy, count), order in zip(processes, found, strict=True):
         expected = {
             Pass(direction, chunk, micro_batch)
             for direction in ("forward", "backward")
             for chunk in range(stage, shape.chunks, shape.stages)
-            for micro_batch in range(shape.micro_batches)
+            for micro_batch in range(copy, shape.micro_batches, count)
         }
         assert set(order) == expected
         assert len(order) == len(expected)
@@ -83,7 +93,7 @@ def hand_over(found: list[list[Action]], shape: PipelineShape, waiting: bool) ->
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_do_not_deadlock(name: str) -> None:
     """Every pass finds what it needs sent before, also where a sender waits for its receiver."""
-    for schedule, shape in SHAPES:
+    for schedule, shape in [*SHAPES, *UNEQUAL]:
         if schedule == name:
             found = stage_orders(name, shape)
             assert_complete(found, shape)
@@ -119,6 +129,28 @@ def test_the_bubble_is_as_predicted(name: str) -> None:
         assert 1 - busy / length == pytest.approx(pipeline_bubble(shape)), shape
 
 
+def test_processes_of_a_stage_together_are_as_fast_as_one_of_another() -> None:
+    """Once all work, a step takes as much longer for more micro-batches as the slowest stage does."""
+    for processes in ((2, 1), (2, 1, 1), (1, 2)):
+
+        def seconds(micro_batches: int, processes: tuple[int, ...] = processes) -> float:
+            shape = PipelineShape(len(processes), micro_batches, stage_processes=processes)
+            line = time_line(stage_orders("1f1b", shape), lambda each: float(processes[each.chunk]))
+            return max(each.end for each in line)
+
+        assert seconds(24) - seconds(12) == pytest.approx(2 * 12, rel=0.1), processes
+
+
+def test_a_plan_draws_each_process_of_a_stage() -> None:
+    shape = PipelineShape(2, 4, stage_processes=(2, 1))
+    layers = [LayerCost("wide", 2.0, 4.0, 10, 3), LayerCost("narrow", 1.0, 2.0, 10, 3, (0,), 1)]
+    found = pipeline_plan(ModelProfile(layers), "1f1b", shape, 2, 3, bandwidth=1e9)
+    assert [stage.processes for stage in found.stages] == [2, 1]
+    assert [stage.activation_bytes for stage in found.stages] == [20, 10]
+    assert [set(line) & set("0123") for line in found.drawing] == [{*"02"}, {*"13"}, {*"0123"}]
+    assert found.crossing_bytes == pytest.approx(20 / 3)
+
+
 def equal_layers(shape: PipelineShape) -> ModelProfile:
     """A chain of one layer a chunk, each of which gives 10 bytes; backward passes take twice as long."""
     return ModelProfile(
@@ -133,7 +165,7 @@ def equal_layers(shape: PipelineShape) -> ModelProfile:
 def test_a_plan_draws_the_bubble_and_kept_activations(name: str) -> None:
     shape = PipelineShape(3, 6, 2 if name == "interleaved" else 1)
     orders = stage_orders(name, shape)
-    found = pipeline_plan(equal_layers(shape), orders, 2, 3, bandwidth=1e9)
+    found = pipeline_plan(equal_layers(shape), name, shape, 2, 3, bandwidth=1e9)
     assert found.bubble == pytest.approx(pipeline_bubble(shape))
     assert found.seconds == pytest.approx(
         3.0 * shape.micro_batches * shape.chunks_per_stage / (1 - found.bubble)
@@ -155,7 +187,7 @@ def test_a_plan_counts_skip_connections() -> None:
     """The third stage needs the first layer's result too: the second passes it on."""
     shape, sources = PipelineShape(3, 3), [(), (0,), (0, 1)]
     layers = [LayerCost(str(n), 1.0, 1.0, 10**n, 1, own, n) for n, own in enumerate(sources)]
-    found = pipeline_plan(ModelProfile(layers), stage_orders("gpipe", shape), 0, 3, bandwidth=1.0)
+    found = pipeline_plan(ModelProfile(layers), "gpipe", shape, 0, 3, bandwidth=1.0)
     assert [stage.sent_bytes for stage in found.stages] == [1, 11, 0]
 
 
@@ -184,6 +216,8 @@ def test_kept_activations() -> None:
         ("1b1f", PipelineShape(2, 2), "did you mean '1f1b'|available|gpipe"),
         ("gpipe", PipelineShape(2, 2, 2), "Use schedule=interleaved"),
         ("interleaved", PipelineShape(2, 3, 2), "a multiple"),
+        ("interleaved", PipelineShape(2, 2, 1, (2, 1)), r"received \(2, 1\). Use schedule=1f1b"),
+        ("1f1b", PipelineShape(2, 2, 1, (1, 3)), "stage 2 has 3 processes for 2 micro-batches"),
     ],
 )
 def test_impossible_schedules_are_refused(name: str, shape: PipelineShape, told: str) -> None:
