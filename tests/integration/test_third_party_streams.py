@@ -73,6 +73,7 @@ CASES = {
     "hugging face": ("datasets", third_party_streams.of_hugging_face, 0),
     "hugging face, in shards": ("datasets", third_party_streams.of_hugging_face_shards, 0),
     "hugging face, shuffled": ("datasets", third_party_streams.of_hugging_face_shuffled, 0),
+    "hugging face, by position": ("datasets", third_party_streams.of_hugging_face_by_position, 0),
     "webdataset": ("webdataset", third_party_streams.of_webdataset, 0),
     "webdataset, in shards": ("webdataset", third_party_streams.of_webdataset_shards, 0),
     "mosaicml": ("streaming", third_party_streams.of_mosaic, 0),

@@ -116,6 +116,22 @@ def of_hugging_face_shards(file: str, workers: int) -> Any:
     return sources.sample_stream(hugging_face(file), "x", "y", samples=SAMPLES, shards=3)
 
 
+def of_hugging_face_by_position(file: str, workers: int) -> Any:
+    """A data set of Hugging Face by position, whose transform makes the samples."""
+    import datasets
+
+    from isotrain import sources
+
+    def made(columns: dict[str, Any]) -> dict[str, Any]:
+        for number in columns["number"]:
+            note(file, number)
+        inputs, targets = zip(*map(sample, columns["number"]), strict=True)
+        return {"x": np.stack(inputs), "y": np.array(targets)}
+
+    rows = datasets.Dataset.from_dict({"number": range(SAMPLES)}).with_transform(made)
+    return sources.BatchIndexed(rows, "x", "y")
+
+
 def of_hugging_face_lengths(file: str, workers: int) -> Any:
     """Streamed by Hugging Face, in shards of known lengths; each process notes what it reads itself."""
     from isotrain import sources
