@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick test-features test-examples test-kernels test-launchers test-nccl lint format docs benchmark dist release clean
+.PHONY: help environment demo test test-quick test-features test-failures test-examples test-kernels test-launchers test-nccl lint format docs benchmark dist release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 24
@@ -32,16 +32,21 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 3 $(BY_FILE)
 
 test: environment ## the tests, but for those of the tiers below
-	$(PYTEST) tests -m "not features and not examples"
+	$(PYTEST) tests -m "not features and not failures and not examples"
 
 test-quick: environment ## the everyday tests: the quick part of these
-	$(PYTEST) tests -m "not slow and not features and not examples"
+	$(PYTEST) tests -m "not slow and not features and not failures and not examples"
 
 # Only the files that have such tests are collected.
-FEATURE_TESTS = -m "features and not examples" $(shell grep -rlE --include="test_*.py" "mark\.features|features=" tests)
+FEATURE_TESTS = -m "features and not failures and not examples" $(shell grep -rlE --include="test_*.py" "mark\.features|features=" tests)
 
 test-features: environment ## tests of single features on every backend, and with other libraries and programs
 	$(PYTEST) $(FEATURE_TESTS)
+
+FAILURE_TESTS = -m "failures and not examples" $(shell grep -rl --include="test_*.py" "mark\.failures" tests)
+
+test-failures: environment ## tests in which processes are killed, hang or are lost: further kinds, and every backend
+	$(PYTEST) $(FAILURE_TESTS)
 
 EXAMPLE_TESTS = -m examples $(shell grep -rl --include="test_*.py" "mark\.examples" tests)
 

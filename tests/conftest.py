@@ -82,6 +82,8 @@ if OWNS_SHARED:
 
 LONG = (
     "conformance/test_checks.py",
+    "integration/test_random_layers.py",
+    "integration/test_reproducible.py",
     "integration/test_sharded.py",
     "integration/test_example_plugins.py",
     "integration/test_examples.py",
@@ -89,6 +91,8 @@ LONG = (
     "integration/test_orders.py",
     "integration/test_session_freeze.py",
     "conformance/test_native_equality.py",
+    "unit/data/test_host_reader.py",
+    "integration/test_tensor_parallel.py",
     "integration/test_named_updates.py",
     "integration/test_custom_batches.py",
     "integration/test_new_plugin.py",
@@ -103,6 +107,9 @@ LONG = (
     "conformance/test_strategies.py",
     "integration/test_weight_average.py",
     "integration/test_custom_optimizers.py",
+    "integration/test_action_timing.py",
+    "plugins/test_installed.py",
+    "integration/test_parity_of_gpu_arithmetic.py",
     "integration/test_failures.py",
     "integration/test_sample_weights.py",
     "integration/test_non_mean_losses.py",

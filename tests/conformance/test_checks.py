@@ -12,7 +12,7 @@ from isotrain.testing.pytest_suite import backend_suite
 from isotrain.testing.scorecard import Outcome
 
 SLOW = pytest.mark.slow
-FEATURES = (SLOW, pytest.mark.features)
+FAILURES = (SLOW, pytest.mark.failures)
 TWO_SLOW = [pytest.param(2, marks=SLOW)]
 THREE_SLOW = [pytest.param(3, marks=SLOW)]
 ENDS = {check.name: check for check in CRASH_CHECKS}
@@ -56,7 +56,7 @@ def outcomes(cases: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Outcom
 
 
 @pytest.mark.parametrize(
-    ("backend", "check"), [*EVERYDAY, *(pytest.param(*case, marks=FEATURES) for case in OTHERS)]
+    ("backend", "check"), [*EVERYDAY, *(pytest.param(*case, marks=FAILURES) for case in OTHERS)]
 )
 def test_a_crash_or_hang_is_reported(backend: str, check: str) -> None:
     case = backend, check

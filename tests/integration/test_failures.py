@@ -50,6 +50,7 @@ LIMIT_SECONDS = 60.0
 FORK_SERVER_SECONDS = 240.0
 """Limit for a fork server to import a framework, on a busy machine too."""
 SLOW = pytest.mark.slow
+FAILURES = (SLOW, pytest.mark.failures)
 
 
 def culprit_of(backend: str) -> int:
@@ -72,6 +73,7 @@ CASES = [
     *((backend, raise_error, "forked") for backend in BACKENDS),
 ]
 EVERYDAY = [("reference", deed, "forked") for deed in FAULT_ACTIONS]
+OF_TORCH = ("torch-ddp", raise_error, "forked")
 
 
 def cases() -> list[Any]:
@@ -79,7 +81,7 @@ def cases() -> list[Any]:
         pytest.param(
             *case,
             id=f"{case[0]}-{case[1].__name__}-{case[2]}",
-            marks=() if case in EVERYDAY else SLOW,
+            marks=() if case in EVERYDAY else SLOW if case == OF_TORCH else FAILURES,
         )
         for case in CASES
     ]
@@ -222,6 +224,7 @@ def waited(name: str, folder: Path, begun: threading.Event) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 @pytest.mark.parametrize(("name", "way"), WAITED)
 def test_the_rank_that_keeps_others_waiting_is_blamed(
     texts: dict[tuple[str, str], str], name: str, way: str
@@ -325,11 +328,11 @@ isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, output=fold
     ("number", "backend", "deed", "way"),
     [
         (signal.SIGINT, "reference", "none", "forked"),
-        pytest.param(signal.SIGINT, "reference", "none", "fresh", marks=SLOW),
-        pytest.param(signal.SIGTERM, "reference", "none", "forked", marks=SLOW),
+        pytest.param(signal.SIGINT, "reference", "none", "fresh", marks=FAILURES),
+        pytest.param(signal.SIGTERM, "reference", "none", "forked", marks=FAILURES),
         (signal.SIGKILL, "reference", "none", "forked"),
-        pytest.param(signal.SIGKILL, "reference", "stop", "forked", marks=SLOW),
-        pytest.param(signal.SIGKILL, "reference", "stop", "fresh", marks=SLOW),
+        pytest.param(signal.SIGKILL, "reference", "stop", "forked", marks=FAILURES),
+        pytest.param(signal.SIGKILL, "reference", "stop", "fresh", marks=FAILURES),
     ],
 )
 def test_ranks_end_with_the_process_that_started_them(

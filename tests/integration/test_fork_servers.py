@@ -44,6 +44,7 @@ def test_a_killed_fork_server_ends_its_run_and_is_replaced(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 def test_a_fork_server_that_cannot_import_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def forked(fork_server: ForkServer, streams: tuple[int, int, int]) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 def test_a_suspended_fork_server_is_replaced() -> None:
     kept = ForkServerPool(answer_seconds=2.0)
     try:
@@ -209,6 +211,7 @@ def test_a_failed_fork_is_an_error_and_earlier_processes_live_on() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 @pytest.mark.parametrize("begun", [0, 1])
 def test_a_run_whose_fork_server_cannot_fork_starts_fresh_or_fails(
     begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

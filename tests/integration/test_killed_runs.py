@@ -18,14 +18,12 @@ from isotrain.core.plugins.manager import plugin_manager
 pytestmark = pytest.mark.usefixtures("reference")
 
 KILLS = 3
+FAILURES = (pytest.mark.slow, pytest.mark.failures)
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name == "local-sgd" else pytest.mark.slow)
-        for name in STRATEGIES
-    ],
+    [pytest.param(name, marks=[] if name == "local-sgd" else FAILURES) for name in STRATEGIES],
 )
 def test_a_run_that_is_killed_repeatedly_ends_as_if_never_killed(tmp_path: Path, name: str) -> None:
     uses_parameter_server = name == "parameter-server"
@@ -72,6 +70,7 @@ PAIRS = {"name": "hierarchical", "options": {"host_size": 2}}
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 @pytest.mark.parametrize(
     ("replicas", "strategy", "expected"),
     [(3, "data-parallel", [3, 2, 2]), (4, PAIRS, [4, 2])],

@@ -148,12 +148,21 @@ def of_strategies(names: Iterable[str]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("backend", TRIED)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(backend, marks=[] if backend == "torch-ddp" else pytest.mark.failures)
+        for backend in TRIED
+    ],
+)
 def test_killed_runs_of_strategies_end_as_if_never_killed(tmp_path: Path, backend: str) -> None:
     assert_killed_ones_end_alike(of_strategies(TRIED[backend]), tmp_path, backend, 2)
 
 
-@pytest.mark.parametrize(("backend", "replicas"), [("torch-ddp", 2), ("tf-multiworker", 1)])
+@pytest.mark.parametrize(
+    ("backend", "replicas"),
+    [("torch-ddp", 2), pytest.param("tf-multiworker", 1, marks=pytest.mark.failures)],
+)
 def test_a_killed_pipeline_run_ends_as_if_never_killed(
     tmp_path: Path, backend: str, replicas: int
 ) -> None:

@@ -65,6 +65,7 @@ def test_an_unread_terminal_does_not_stop_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 def test_a_suspended_launcher_does_not_stop_training(tmp_path: Path) -> None:
     with started(str(PROGRAM), str(tmp_path), out=subprocess.DEVNULL) as process:
         wait_until((tmp_path / "begun-0").exists, PATIENCE_SECONDS)

@@ -44,7 +44,11 @@ def run(folder: Path, backend: str, replicas: int, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("backend", "replicas"),
-    [("reference", 1), ("reference", 2), pytest.param("torch-ddp", 2, marks=pytest.mark.slow)],
+    [
+        ("reference", 1),
+        ("reference", 2),
+        pytest.param("torch-ddp", 2, marks=[pytest.mark.slow, pytest.mark.failures]),
+    ],
 )
 def test_a_run_stops_well_and_can_be_resumed(tmp_path: Path, backend: str, replicas: int) -> None:
     result = run(tmp_path / "run", backend, replicas)

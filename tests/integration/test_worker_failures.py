@@ -113,7 +113,7 @@ def worker_of(folder: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["spawn", "fork"])
+@pytest.mark.parametrize("start", ["spawn", pytest.param("fork", marks=pytest.mark.failures)])
 def test_a_run_that_is_killed_in_an_epoch_ends_as_if_never_killed(
     tmp_path: Path, start: str
 ) -> None:
@@ -132,7 +132,11 @@ def test_a_run_that_is_killed_in_an_epoch_ends_as_if_never_killed(
     [
         ("raises", ["raised ValueError: this image is broken", f"for sample {FATAL} of the data"]),
         ("killed", ["was ended by SIGKILL", "it was making samples"]),
-        ("hangs", ["has not answered for 13.5 s", "it was making samples"]),
+        pytest.param(
+            "hangs",
+            ["has not answered for 13.5 s", "it was making samples"],
+            marks=pytest.mark.failures,
+        ),
     ],
 )
 def test_a_worker_that_fails_ends_the_run(tmp_path: Path, flag: str, expected: list[str]) -> None:
@@ -222,6 +226,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_program(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C reaches the program and its workers, as in a terminal; SIGKILL the program alone."""

@@ -22,6 +22,9 @@ FIRST = (1, 1, "first")
 LATER, SAME_STEP = (2, 2, "second"), (1, 2, "second")
 
 
+FAILURES = (pytest.mark.slow, pytest.mark.failures)
+
+
 class Failing:
     """Fails the call with this number, and all later ones too if it lasts."""
 
@@ -40,8 +43,8 @@ class Failing:
     [
         (LATER, errno.ENOSPC, False),
         (SAME_STEP, errno.EACCES, True),
-        pytest.param(LATER, errno.EROFS, True, marks=pytest.mark.slow),
-        pytest.param(SAME_STEP, errno.EIO, False, marks=pytest.mark.slow),
+        pytest.param(LATER, errno.EROFS, True, marks=FAILURES),
+        pytest.param(SAME_STEP, errno.EIO, False, marks=FAILURES),
     ],
     ids=str,
 )
@@ -71,6 +74,7 @@ def test_a_failed_system_call_loses_no_checkpoint(
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 @pytest.mark.usefixtures("watched")
 def test_a_kill_at_any_system_call_loses_no_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, killed_writers.__file__, str(tmp_path)]
@@ -90,8 +94,8 @@ def test_a_kill_at_any_system_call_loses_no_checkpoint(tmp_path: Path) -> None:
     [
         (LATER, True),
         (SAME_STEP, False),
-        pytest.param(LATER, False, marks=pytest.mark.slow),
-        pytest.param(SAME_STEP, True, marks=pytest.mark.slow),
+        pytest.param(LATER, False, marks=FAILURES),
+        pytest.param(SAME_STEP, True, marks=FAILURES),
     ],
     ids=str,
 )

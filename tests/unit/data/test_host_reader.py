@@ -35,6 +35,11 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def failure(*values: Any) -> Any:
+    """A case of `make test-failures`."""
+    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.failures])
+
+
 def targets_of(batch: Any) -> Any:
     return [[(p.targets["class"].tolist(), p.count) for p in local] for local in batch.slices]
 
@@ -172,6 +177,7 @@ def test_an_error_of_the_stream_comes_with_its_traceback(connect: Connect) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 def test_an_error_while_loading_is_told(connect: Connect) -> None:
     (stream,) = connect(reader_programs.unloadable)
     with pytest.raises(DataError, match="FileNotFoundError: no such shard"):
@@ -207,6 +213,7 @@ def test_a_reader_may_end_once_it_has_given_all_batches(
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 def test_nothing_is_left_of_a_stuck_reader_whose_starter_is_killed() -> None:
     parent = ChildProcess.spawn("unit.data.reader_programs:starter_of_stuck", {})
     message = parent.channel.receive()
@@ -307,8 +314,8 @@ def test_many_shards_are_read_in_smaller_chunks(shards: int, processes: int, siz
     ("kind", "end"),
     [
         ("killed", "the process that reads shard 1 of the stream was ended by SIGKILL"),
-        slow("raising", r"raised RuntimeError: a broken shard\n(.*\n)+.*in raising_shard"),
-        slow("deaf", "CountedShards does not ask torch's get_worker_info for its shard"),
+        failure("raising", r"raised RuntimeError: a broken shard\n(.*\n)+.*in raising_shard"),
+        failure("deaf", "CountedShards does not ask torch's get_worker_info for its shard"),
     ],
 )
 def test_the_failure_of_a_reader_of_shards_is_told(connect: Connect, kind: str, end: str) -> None:
@@ -318,6 +325,7 @@ def test_the_failure_of_a_reader_of_shards_is_told(connect: Connect, kind: str, 
 
 
 @pytest.mark.slow
+@pytest.mark.failures
 def test_a_process_of_shards_that_hangs_is_named_with_its_stack(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
