@@ -56,9 +56,11 @@ def whole_training(session: Session) -> Results:
 def one_image(session: Session) -> Results:
     """Trains on a single image: all replicas but one have no samples."""
     start = _weights(session)
-    losses = [float(session.step(batch)) for batch in session.batches()]
+    batches = session.batches()
+    losses = [float(session.step(next(batches)))]
     held = {kind: session.group.describe_state((kind,)) for kind in MODEL_STATE}
     shards = _shard_names(session)
+    losses += [float(session.step(batch)) for batch in batches]  # the last one gathers weights
     planned = session.plan.state_bytes
     return {
         "start": start,
