@@ -222,6 +222,40 @@ def test_tensorflow_traces_a_few_times_for_any_number_of_lengths() -> None:
         assert seen[name][1] == pytest.approx(seen[other][1], abs=1e-12), name
 
 
+WIDTHS = np.array([[5, 7, 7, 9], [5, 5, 5, 5]])
+"""Widths of the batches of two replicas: one traces for axes of any length at its second step."""
+
+
+def texts_of_widths() -> isotrain.DataSet:
+    samples = [(np.arange(width) % TOKENS, np.arange(width)) for width in WIDTHS.T.flat]
+    return isotrain.DataSet(isotrain.sources.MapStyle(samples))
+
+
+def loss_with_a_sum_of_part(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
+    from keras import ops
+
+    outputs = model(batch[0])
+    part = step.sum(ops.reshape(outputs, (-1,))[:4])
+    return ops.mean(outputs[:, :2] ** 2, (1, 2)) + ops.sum(part**2)
+
+
+def losses_of_steps(session: isotrain.Session, name: str) -> list[float]:
+    return [float(session.step(batch)) for batch in session.batches()]
+
+
+def test_sums_of_one_shape_take_widths_that_differ_between_replicas() -> None:
+    changes = {"data": texts_of_widths, "loss": None, "objective": loss_with_a_sum_of_part}
+    changes |= {"global_batch_size": 2, "epochs": 1, "order": "sequential"}
+    changes["collate"] = {"pad": {"inputs": 0, "targets": 0}}
+    changes["ignore"] = ["ISO301"]  # the loss is of two tokens, which all samples have
+    specs = {"sum": SPEC | changes}
+    expected, seen = (
+        launched_in_turn(specs, losses_of_steps, backend, 2)[0]["sum"]
+        for backend in ("torch-ddp", "tf-multiworker")
+    )
+    np.testing.assert_allclose(seen, expected, rtol=0, atol=1e-12)
+
+
 WORDS = np.array([["to", "be"], ["or", "not"], ["to", "be"], ["that", "is"], ["the", "question"]])
 
 

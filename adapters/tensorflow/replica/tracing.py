@@ -165,7 +165,7 @@ class TracedFunctions:
         )
         structure = tf.nest.map_structure(lambda leaf: 0, micro_batches)
         count = len(tf.nest.flatten(structure))
-        names = tuple(batch.values)
+        names, varies = tuple(batch.values), batch.varying_widths
         without_weights = () if has_weights else (None,)
 
         def flat(*tensors: tf.Tensor) -> Any:
@@ -173,6 +173,7 @@ class TracedFunctions:
                 tensors, self._step.positions = tensors[:-1], tensors[-1]
             end = len(tensors) - len(names)
             self._step.values = dict(zip(names, tensors[end:], strict=True))
+            self._step.varies = varies
             packed = tf.nest.pack_sequence_as(structure, tensors[:count])
             return trace(has_placeholders, packed, *without_weights, *tensors[count:end])
 

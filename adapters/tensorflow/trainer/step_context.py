@@ -36,6 +36,7 @@ class TensorFlowStepContext(CommonStepContext):
         self.dtype = tf.float64 if spec.precision == "float64" else tf.float32
         self._local = threading.local()
         self.positions: tf.Tensor | None = None
+        self.varies = False  # whether widths may differ between replicas in what is traced
 
     def connect(
         self,
@@ -147,9 +148,11 @@ class TensorFlowStepContext(CommonStepContext):
     def _sum_of_one_shape(self, method: str, x: tf.Tensor) -> tf.Tensor:
         """Differentiable sum over all replicas, which fails where these have other shapes. Collective.
 
-        Shapes that are known while an even batch is traced are equal, and are not compared.
+        Shapes that are known while an even batch of one width is traced are not compared. With varying
+        widths they are, as one process may know a shape while it traces that another does not.
         """
-        is_known = self._local.size is None and x.shape.is_fully_defined()
+        is_even = self._local.size is None and not self.varies
+        is_known = is_even and x.shape.is_fully_defined()
         if is_known or not x.shape.rank:
             return self._sum(x)
         local = tf.one_hot(self.index, self.replicas, dtype=tf.int32)[:, tf.newaxis] * tf.shape(x)
