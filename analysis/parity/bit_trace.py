@@ -44,13 +44,15 @@ class BitTrace(InternalWork):
         Returns:
             Plain values: `steps`, the indices of the steps; `differences`, for each differing tensor of the
             first step and stage that differ on this process `step`, `stage`, `name`, `bits` and `difference`;
-            `missing`, names that the reference does not have; and `plan`.
+            `names` of this process and `expected`, those of all processes of the reference, each as
+            `STAGE/NAME`; and `plan`.
         """
         import numpy as np
 
         require_shared_folder(self.marker)
         folder = Path(self.folder)
-        steps, differences, missing = [], list[dict[str, Any]](), list[str]()
+        steps, differences = [], list[dict[str, Any]]()
+        numbers, expected = dict[str, np.ndarray](), dict[str, np.ndarray]()
         for batch in itertools.islice(session.batches(), self.steps):
             numbers = _numbers(session, float(session.step(batch)))
             steps.append(batch.step)
@@ -58,11 +60,15 @@ class BitTrace(InternalWork):
                 folder.mkdir(exist_ok=True)
                 np.savez(folder / f"{batch.step}-{session.rank}.npz", **numbers)  # type: ignore[arg-type]
             elif not differences:
-                expected = _read(folder, batch.step)
-                missing = [name for name in numbers if name not in expected]
+                expected = _read(folder, batch.step, session.rank)
                 differences = _differences(batch.step, numbers, expected)
-        plan = session.plan.to_dict()
-        return {"steps": steps, "differences": differences, "missing": missing, "plan": plan}
+        return {
+            "steps": steps,
+            "differences": differences,
+            "names": list(numbers),
+            "expected": list(expected),
+            "plan": session.plan.to_dict(),
+        }
 
     def fields(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,12 +87,15 @@ def _numbers(session: Session, loss: float) -> dict[str, np.ndarray]:
     return {"loss/loss": np.array(loss), **numbers}
 
 
-def _read(folder: Path, step: int) -> dict[str, np.ndarray]:
-    """Numbers of all processes of the reference after a step: each may have optimizer state of its shard."""
+def _read(folder: Path, step: int, rank: int) -> dict[str, np.ndarray]:
+    """Numbers of all processes of the reference after a step: each may have optimizer state of its shard.
+
+    What several have is that of the given rank.
+    """
     import numpy as np
 
     numbers: dict[str, np.ndarray] = {}
-    for file in sorted(folder.glob(f"{step}-*.npz")):
+    for file in sorted(folder.glob(f"{step}-*.npz"), key=lambda f: f.stem == f"{step}-{rank}"):
         with np.load(file, allow_pickle=False) as archive:
             numbers |= {name: archive[name] for name in archive.files}
     return numbers
@@ -98,7 +107,7 @@ def _differences(
     """Tensors of the first stage in which numbers, of any shapes, differ from the reference's."""
     for stage in ORDER:
         differing = [
-            {"step": step, "stage": stage, "name": key.partition("/")[2], **_distance(array, other)}
+            {"step": step, "stage": stage, "name": key.partition("/")[2], **distance(array, other)}
             for key, array in numbers.items()
             if key.startswith(f"{stage}/") and (other := expected.get(key)) is not None
             if array.tobytes() != other.tobytes()
@@ -108,12 +117,13 @@ def _differences(
     return []
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
+def distance(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
     """Differing bits and relative difference of two arrays of one shape and dtype."""
     import numpy as np
 
     first, second = (np.frombuffer(each.tobytes(), np.uint8) for each in (one, other))
-    norms = [float(np.linalg.norm(each.astype(float))) for each in (one, other, one - other)]
+    floats = one.astype(float), other.astype(float)
+    norms = [float(np.linalg.norm(each)) for each in (*floats, floats[0] - floats[1])]
     return {
         "bits": int(np.unpackbits(first ^ second).sum()),
         "difference": norms[2] / (max(norms[:2]) or 1.0),

@@ -83,7 +83,8 @@ def parity(
         launcher_options: Options of the launcher, as for `isotrain.run`.
         bits: Whether losses, weights, optimizer state and non-trainable state have to be equal to the bit, as
             with `reproducible: bits`. Backends are of one framework, and strategies are `data-parallel`,
-            `sharded` of stages 1 and 2, or others whose replicas have all weights.
+            `sharded` of stages 1 and 2, or others whose replicas have all weights. Where replicas have
+            weights of their own between exchanges, as with `local-sgd`, all runs have as many replicas.
 
     Returns:
         The verdict, and a record of every run.
@@ -289,15 +290,16 @@ class _BitCheck(_Check):
             ranks = self._tracer.trace_bits(target)
         except IsotrainError as error:
             return RunRecord(**common, status="failed", reason=str(error))
-        plan, missing = (
-            ranks[0]["plan"],
-            sorted({name for rank in ranks for name in rank["missing"]}),
-        )
-        notes = (
-            [f"not compared, because the reference has none: {', '.join(missing)}"]
+        plan, expected = ranks[0]["plan"], set(ranks[0]["expected"])
+        names = {name for rank in ranks for name in rank["names"]}
+        notes = [
+            f"not compared, because {owner} has none: {', '.join(sorted(missing))}"
+            for owner, missing in (
+                ("the reference", names - expected),
+                ("the run", expected - names),
+            )
             if missing
-            else []
-        )
+        ]
         divergences = _first_differences(ranks, plan["precision"])
         if not divergences:
             reason = f"every bit is the same in {counted(len(ranks[0]['steps']), 'step')}."
@@ -342,7 +344,8 @@ def _require_comparable_bits(
     """Refuses runs whose bits cannot be compared.
 
     Raises:
-        PlanError: Backends are of several frameworks, or there is a weight name map.
+        PlanError: Backends are of several frameworks; there is a weight name map; or numbers of replicas
+            differ, and replicas have weights of their own.
     """
     if names is not None:
         raise PlanError(
@@ -354,6 +357,13 @@ def _require_comparable_bits(
             f"parity --bits: expected backends of one framework, received {' and '.join(sorted(frameworks))}:"
             " their kernels round differently. Leave --bits out."
         )
+    if len({each.replicas for each in targets}) > 1:
+        for each in targets:
+            if ResolvedSpec(each.spec, host).strategy.keeps_replicas_equal != "always":
+                raise PlanError(
+                    f"parity --bits: {each.strategy}: its replicas have weights of their own, and other"
+                    " numbers of replicas have no counterparts. Give one number of replicas."
+                )
 
 
 def _other_precision(spec: TrainingSpec) -> TrainingSpec:

@@ -37,12 +37,11 @@ def render(parity: ParityRecord) -> str:
         IsotrainError: A package that the page needs is not installed.
     """
     others = [run for run in parity.runs if run.status != "reference"]
-    plots = [_differences(parity, others), *_stages(others)]
+    plots = [_differences(parity, others), *_stages(others)] if parity.noise else []
     sections = [
         ("runs", "Where they part"),
         *((plot.name, plot.title) for plot in plots),
-        ("steps", "Steps"),
-        ("noise", "Noise floor"),
+        *((("steps", "Steps"), ("noise", "Noise floor")) if parity.noise else ()),
         ("machine", "Machine and versions"),
         ("spec", "Spec"),
     ]

@@ -55,9 +55,12 @@ def _body(record: ParityRecord) -> str:
     """The HTML that a notebook shows."""
     headline = f"{text.HEADLINES[record.verdict]}: {record.summary}"
     runs = "".join(_run_html(run) for run in record.runs if run.status != "reference")
+    page = f"<p><strong>{escape(headline)}</strong></p>{runs}"
+    if not record.noise:
+        return page
     table = html_table(text.COLUMNS, text.rows(record))
     noise = _facts("Noise floor: the reference against itself", text.noise(record))
-    return f'<p><strong>{escape(headline)}</strong></p>{runs}<div class="wide">{table}</div>{noise}'
+    return f'{page}<div class="wide">{table}</div>{noise}'
 
 
 def _run_html(run: RunRecord) -> str:

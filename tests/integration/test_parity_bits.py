@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from integration.session_specs import spec
 
 import isotrain
 from isotrain.analysis.parity import text
+from isotrain.analysis.parity.bit_trace import distance
 from isotrain.core.cli.main import main
 
 STRATEGIES = ["data-parallel", {"name": "sharded", "options": {"stage": 2}}]
@@ -33,6 +35,26 @@ def test_runs_with_the_same_bits_agree(tmp_path: Path) -> None:
     assert not any(run.notes for run in found.runs)
     assert json.loads((tmp_path / "out/parity.json").read_text())["verdict"] == "agree"
     assert "Noise floor" not in text.result(found)
+    for page in ((tmp_path / "out/report.html").read_text(), found._repr_html_()):
+        assert "Noise floor" not in page
+
+
+def test_replicas_with_weights_of_their_own_are_compared_by_rank() -> None:
+    """Before their first exchange, which neither run reaches."""
+    strategies = [{"name": "local-sgd", "options": {"every": every}} for every in (8, 9)]
+    options = {"replicas": 2, "strategies": strategies, "steps": 3}
+    assert compared(options=options).verdict == "agree"
+    with pytest.raises(isotrain.PlanError, match="have weights of their own"):
+        compared(options={**options, "replicas": [2, 1]})
+
+
+def test_booleans_and_unsigned_integers_have_a_difference() -> None:
+    for one, other in (
+        (np.array([True, False]), np.array([True, True])),
+        (np.uint8([1]), np.uint8([2])),
+    ):
+        found = distance(one, other)
+        assert 0.0 < found["difference"] <= 1.0
 
 
 def test_the_first_tensor_with_other_bits_is_named(tmp_path: Path) -> None:
