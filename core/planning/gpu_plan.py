@@ -204,9 +204,16 @@ class GpuPlan:
 def needed_bytes(plan: Plan) -> int:
     """Bytes on the GPU that needs most: state, activations if they are counted, and what is reserved."""
     if plan.stages is not None:
-        return RESERVED_BYTES + max(
-            2 * stage.weight_bytes + stage.slot_bytes + stage.activation_bytes
-            for stage in plan.stages.stages
+        stages = plan.stages.stages
+        trained = sum(stage.weight_bytes for stage in stages)
+        weights = trained if plan.state_bytes is None else plan.state_bytes.weights
+        # weights that are not trained may all lie in this stage
+        return (
+            RESERVED_BYTES
+            + max(0, weights - trained)
+            + max(
+                2 * each.weight_bytes + each.slot_bytes + each.activation_bytes for each in stages
+            )
         )
     state = 0 if plan.state_bytes is None else plan.state_bytes.total
     return state + (plan.activation_bytes or 0) + RESERVED_BYTES

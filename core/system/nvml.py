@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from dataclasses import dataclass
@@ -118,8 +119,11 @@ def report() -> NvmlReport | None:
         return NvmlReport(faults=(f"NVML: {error}",))
     try:
         return _report(nvml)
+    except _NvmlError as error:
+        return NvmlReport(faults=(f"NVML: {error}",))
     finally:
-        nvml.call("nvmlShutdown")
+        with contextlib.suppress(_NvmlError):
+            nvml.call("nvmlShutdown")
 
 
 def _report(nvml: _Nvml) -> NvmlReport:

@@ -36,7 +36,11 @@ class StandInNvml:
             subprocess.run(["cc", "-shared", "-fPIC", *options, "-o", library, SOURCE], check=True)
             load = ctypes.CDLL
             self._monkeypatch.setattr(
-                ctypes, "CDLL", lambda name: load(str(library) if name == nvml.LIBRARY else name)
+                ctypes,
+                "CDLL",
+                lambda name, *args, **options: load(
+                    str(library) if name == nvml.LIBRARY else name, *args, **options
+                ),
             )
             self._monkeypatch.setattr(nvml, "report", nvml.report.__wrapped__)
             self._monkeypatch.setenv("NVML_STAND_IN", str(self._machine))

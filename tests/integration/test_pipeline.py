@@ -373,6 +373,29 @@ def test_stages_of_several_processes_train_as_one_replica(
                 assert_equal(saved[part], saved["whole"])
 
 
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_stages_of_several_processes_drop_the_same_after_a_resume(
+    tmp_path: Path, backend: str
+) -> None:
+    """On TensorFlow they drop what one process for each stage drops; torch draws per process."""
+
+    def trained(name: str, stages: Any, steps: int, resume: Any = None) -> Any:
+        spec = {**BASE, "model_args": {"normalised": False}, **under({"stages": stages})}
+        spec |= {"epochs": None, "steps": steps, "checkpoint": {"every_steps": 2}}
+        options = {"quiet": True, "output": tmp_path / name, "resume": resume}
+        return isotrain.run(spec, backend=backend, replicas=1, **options)
+
+    expected = trained("whole", [2, 1], 4)
+    before = trained("before", [2, 1], 2)
+    results = [trained("resumed", [2, 1], 4, before.run_directory)]
+    if backend != "torch-ddp":
+        results.append(trained("alone", 2, 4))
+    for result in results:
+        assert result.last_loss == pytest.approx(expected.last_loss, rel=1e-12)
+        for name, weight in expected.weights.items():
+            np.testing.assert_allclose(result.weights[name], weight, rtol=1e-12, atol=1e-12)
+
+
 def assert_profile(found: Sequence[dict[str, Any]]) -> None:
     """Of layers that each take what the one before gives, in float64, for two samples."""
     assert [layer["name"] for layer in found] == ["dense_0", "dense_1", "dense_2", "head"]

@@ -41,6 +41,7 @@ PATCH = HERE / f"horovod-{VERSION}.patch"
 GPU_PATCH = HERE / f"horovod-{VERSION}-gpu.patch"
 REQUIREMENTS = HERE / "requirements.txt"
 TENSORFLOW_NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tf-nightly")
+NCCL_NAMES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 NEEDED = ("cffi", "cloudpickle", "cmake", "packaging", "psutil", "pyyaml", "wheel")
 GPU_VARIABLES = ("HOROVOD_GPU", "HOROVOD_NCCL_", "HOROVOD_CUDA_", "HOROVOD_ROCM_")
 MEMORY_PER_COMPILER = 2 * 1024**3  # bytes; TensorFlow's headers are the hungriest
@@ -122,12 +123,22 @@ def _facts(flags: Mapping[str, str]) -> dict[str, object]:
         "torch": _installed("torch"),
         "tensorflow": _installed(*TENSORFLOW_NAMES),
         "flags": dict(sorted(flags.items())),
+        # a GPU build finds NCCL's library again by its path
+        **(
+            {"nccl": f"{_installed(*NCCL_NAMES)} {sysconfig.get_path('platlib')}"}
+            if _for_gpus(flags)
+            else {}
+        ),
     }
+
+
+def _for_gpus(flags: Mapping[str, str]) -> bool:
+    return any(name.startswith("HOROVOD_GPU_") for name in flags)
 
 
 def _patch(flags: Mapping[str, str]) -> str:
     """The changes to Horovod; those of GPU operations only in builds that have them."""
-    patches = [PATCH, GPU_PATCH] if "HOROVOD_GPU_OPERATIONS" in flags else [PATCH]
+    patches = [PATCH, GPU_PATCH] if _for_gpus(flags) else [PATCH]
     return "\n".join(each.read_text(encoding="utf-8") for each in patches)
 
 

@@ -13,6 +13,7 @@ from isotrain.adapters.common.pipeline.split_model import (
     PipelineLosses,
     PipelineModel,
 )
+from isotrain.adapters.torch.base import gpu
 from isotrain.adapters.torch.base.tensors import restored_after
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.plugin import Pass, Slice, StageWork, Transfer
@@ -49,7 +50,9 @@ class StageSeeds:
             compute: Draws as a micro-batch does.
         """
         if self._seeds and not self._draws:
-            with torch.no_grad(), restored_after(self._seeds):
+            # Keras draws some numbers from torch's own generator
+            generators = torch.random.fork_rng(gpu.holding(self._seeds))
+            with torch.no_grad(), restored_after(self._seeds), generators:
                 compute()
                 self._draws = [
                     seed - start for seed, start in zip(self._seeds, self._starts, strict=True)
