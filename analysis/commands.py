@@ -180,7 +180,9 @@ def parity(options: argparse.Namespace) -> ExitCode:
 
         return compare_programs(options)
     if Path(options.spec).is_dir():
-        raise PlanError(f"parity {options.spec}: expected a spec, or two folders of traces.")
+        raise PlanError(
+            f"parity {options.spec}: expected a spec, two traces, or a trace and a spec."
+        )
     from isotrain.analysis.parity import check
 
     quiet = options.quiet or options.json

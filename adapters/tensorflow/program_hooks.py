@@ -149,9 +149,9 @@ class _Hooks:
     def enter(self, layer: keras.Layer, *args: Any, **kwargs: Any) -> None:
         """Counts how deep the calls of layers are."""
         replica = self._replica()
-        if not replica.depth and replica.recorder.is_recording:
-            replica.host_random = host_random_states()
         replica.depth += 1
+        if replica.depth == 1 and replica.recorder.is_recording:
+            replica.host_random = host_random_states()
 
     def count_tape(self, change: int) -> None:
         """Counts the gradient tapes that record."""

@@ -89,9 +89,9 @@ class _Hooks:
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Counts how deep the calls of modules are."""
-        if not self._depth and self._recorder.is_recording:
-            self._host_random = host_random_states()
         self._depth += 1
+        if self._depth == 1 and self._recorder.is_recording:
+            self._host_random = host_random_states()
 
     def leave(self, module: nn.Module, args: Any, *rest: Any) -> None:
         """Records a forward pass of an outermost module: its samples and its mode."""

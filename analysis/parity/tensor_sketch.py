@@ -175,8 +175,8 @@ def difference(one: Fingerprint, other: Fingerprint) -> float:
 def combination(factors: Sequence[float], tensors: Sequence[Fingerprint]) -> Fingerprint:
     """The fingerprint of a sum of tensors, each times its factor.
 
-    Everything but the norm (estimated from the sketch) and the largest value (a bound) is exact, because
-    the sketch is linear.
+    Everything but the norm (estimated from the sketch) and the largest value (a bound) is exact up to
+    rounding to float32, because the sketch is linear.
     """
     if len(tensors) == 1 and factors[0] == 1.0:
         return tensors[0]

@@ -401,7 +401,7 @@ def _host_random_numbers(case: Case) -> Cause | None:
         for step in _both(case)
     ]
     names = {name for states in drawn for by_name in states for name in by_name}
-    if not names or drawn[0] == drawn[1]:
+    if not names or len(drawn[0]) != len(drawn[1]) or drawn[0] == drawn[1]:
         return None
     named = " and ".join(f"`{name}`" for name in sorted(names))
     return Cause(

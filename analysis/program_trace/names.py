@@ -97,7 +97,7 @@ def _initial(trace: ProgramTrace) -> dict[str, Fingerprint]:
 
 
 def _is_rearranged(one: Fingerprint, other: Fingerprint) -> bool:
-    """Whether tensors have the same norm and mean, and yet not the same elements in the same order."""
+    """Whether norms and largest absolute values are equal, and yet not the elements in the same order."""
     apart = max(abs(one.norm - other.norm), abs(one.max_abs - other.max_abs))
     return apart <= _SAME * one.norm and tensor_sketch.difference(one, other) > _SAME
 

@@ -250,12 +250,15 @@ class Strategy(ABC):
         return 0.0
 
 
-def require_backend_step(strategy: Strategy, user: str) -> None:
+def require_backend_step(
+    strategy: Strategy, user: str, others: str = "strategy data-parallel"
+) -> None:
     """Refuses what reads and applies gradients under a strategy with a step of its own.
 
     Args:
         strategy: Strategy of the run.
         user: What reads them, for the message.
+        others: Strategies that have no such step, for the message.
 
     Raises:
         UnsupportedError: The strategy has a step of its own.
@@ -263,5 +266,5 @@ def require_backend_step(strategy: Strategy, user: str) -> None:
     if strategy.requires != {Capability.SYNCHRONOUS_STEP}:
         raise UnsupportedError(
             f"{user}: it takes the mean gradients of each step, and strategy {strategy.name!r} exchanges or"
-            " applies them in its own way. Use strategy data-parallel."
+            f" applies them in its own way. Use {others}."
         )

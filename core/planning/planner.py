@@ -415,7 +415,8 @@ def _require_ordered_sums(
     if spec.parts is None:
         return
     if not strategy.applies_ordered_sums:
-        require_backend_step(strategy, "reproducible")
+        others = "strategy data-parallel, or sharded of stage 1 or 2"
+        require_backend_step(strategy, "reproducible", others)
     capabilities = adapter.capabilities_for(strategy.parallel_layout.name)
     if reasons := capabilities.missing({Capability.ORDERED_SUMS}):
         raise UnsupportedError(

@@ -274,7 +274,7 @@ def test_the_page_lists_every_program() -> None:
         (("trace", "--", sys.executable, "-c", "pass"), 2, "expected a trace with steps"),
         (("trace", "--", sys.executable, "-c", "exit(3)"), 3, ""),
         (("parity", ".", "."), 2, "expected a trace with steps"),
-        (("parity", "."), 2, "expected a spec, or two folders of traces"),
+        (("parity", "."), 2, "expected a spec, two traces, or a trace and a spec"),
         (("trace", "--", "sh", "-c", "kill -9 $$"), 137, ""),
     ],
 )

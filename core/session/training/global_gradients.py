@@ -55,7 +55,10 @@ class GlobalGradients:
     def apply(
         self, group: ReplicaGroup, gradients: Sequence[Sequence[Tensor]], rate: float
     ) -> None:
-        """Applies mean gradients of the weights' shapes, transformed by the spec's function. Local."""
+        """Applies mean gradients of the weights' shapes, transformed by the spec's function.
+
+        Collective under strategy sharded with `reproducible`; else local.
+        """
         if self._spec.reproducible is None:
             require_backend_step(self._strategy, "session.apply_gradients")
         if self._function is not None:
