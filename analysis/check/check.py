@@ -125,7 +125,7 @@ def _hits(cast: ResolvedSpec, targets: Sequence[CheckTarget], measure: bool) -> 
         tuple(targets),
         cast.strategy,
         probes,
-        memory_saving_strategies(cast.plugins),
+        {choice.label: each for choice, each in memory_saving_strategies(cast.plugins)},
     )
     for rule in _RULES:
         yield from rule(subject)

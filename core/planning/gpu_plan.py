@@ -12,7 +12,7 @@ from isotrain.core.contracts.backend.adapter_protocols import Message, Recording
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError, SpecError, unknown_name
-from isotrain.core.planning.listings import memory_saving_choices
+from isotrain.core.planning.listings import memory_saving_strategies
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.planning.resources import Resources
@@ -276,7 +276,8 @@ def fitting_alternatives(
         except (PlanError, SpecError):
             return None
 
-    choices = {"": spec.strategy, **{each.label: each for each in memory_saving_choices(host)}}
+    saving = {choice.label: choice for choice, _ in memory_saving_strategies(host)}
+    choices = {"": spec.strategy, **saving}
     for argument, choice in choices.items():
         for factor in _micro_batch_factors(plan):
             count = plan.gradient_accumulation_steps * factor

@@ -59,26 +59,18 @@ def _availability_fields(availability: Availability) -> dict[str, Any]:
     }
 
 
-def memory_saving_strategies(host: PluginManager) -> dict[str, Strategy]:
-    """Strategies of these choices, by their `--strategy` arguments."""
-    return {
-        choice.label: host.strategy(choice.name, choice.options)
-        for choice in memory_saving_choices(host)
-    }
-
-
-def memory_saving_choices(host: PluginManager) -> list[StrategyChoice]:
-    """Choices of a strategy, with options that it declares to save memory."""
+def memory_saving_strategies(host: PluginManager) -> list[tuple[StrategyChoice, Strategy]]:
+    """Every strategy that declares options that save memory, with the choice of it and them."""
     # late: `backends` must not import pydantic
     from isotrain.core.spec.sections import StrategyChoice
 
-    choices = []
+    strategies = []
     for name in host.strategies.names():
         with contextlib.suppress(Exception):  # third-party code, and needed for advice only
             for options in host.strategies.get(name).memory_saving:
-                host.strategy(name, options)
-                choices.append(StrategyChoice(name=name, options=dict(options)))
-    return choices
+                choice = StrategyChoice(name=name, options=dict(options))
+                strategies.append((choice, host.strategy(name, choice.options)))
+    return strategies
 
 
 def strategies(host: PluginManager) -> list[dict[str, Any]]:
