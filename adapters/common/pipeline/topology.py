@@ -43,6 +43,6 @@ class ReplicaTopology:
         """Index of the first process of a stage."""
         return self._stage_of.index(stage)
 
-    def is_first_of(self, stage: int) -> bool:
-        """Whether this process is the first of a stage."""
-        return self.process == self.first_of(stage)
+    def evaluates(self, chunks: int) -> bool:
+        """Whether this process is the first with the last of the model's chunks, so many in all."""
+        return self.process == self.first_of((chunks - 1) % self.stages)

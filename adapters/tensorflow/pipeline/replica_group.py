@@ -212,8 +212,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         return super().plan_notes() + self._context.model.describe(self._topology.stages)
 
     def evaluation_step(self, batch: Batch) -> None:
-        last = len(self._context.model.chunks) - 1
-        if self._topology.is_first_of(last % self._topology.stages):
+        if self._topology.evaluates(len(self._context.model.chunks)):
             super().evaluation_step(batch)
 
     def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

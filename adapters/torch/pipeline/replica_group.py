@@ -89,12 +89,6 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         """Whether a weight, of any shape, belongs to this stage."""
         return self._stage_of.get(id(tensor), 0) == self._topology.stage
 
-    @property
-    def _evaluates(self) -> bool:
-        """Whether this process is the first of those with the last chunk of its replica."""
-        last = len(self._context.model.chunks) - 1
-        return self._topology.is_first_of(last % self._topology.stages)
-
     def pipeline_step(
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> torch.Tensor:
@@ -197,7 +191,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         return super().plan_notes() + self._context.model.describe(self._topology.stages)
 
     def evaluation_step(self, batch: Batch) -> None:
-        if self._evaluates:
+        if self._topology.evaluates(len(self._context.model.chunks)):
             super().evaluation_step(batch)
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
