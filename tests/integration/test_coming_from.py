@@ -24,13 +24,19 @@ PAIRS = {
     for (name, theirs), (_, ours) in zip(BLOCKS[::2], BLOCKS[1::2], strict=True)
 }
 
+SEEDS = """
+import random, numpy, torch
+random.seed(1), numpy.random.seed(1), torch.manual_seed(1)
+"""
+
 
 def loss_of(folder: Path, block: str) -> float:
-    """Runs a block in a folder: one of isotrain here, another as a program of its own."""
+    """Runs a block in a folder: one of isotrain here, another as a program of its own with seeds."""
     folder.mkdir()
     file = folder / "block.py"
-    file.write_text(f"{block}\nprint('loss', loss)\n", encoding="utf-8")
     ours = "import isotrain" in block
+    seeded = block if ours else f"{SEEDS}{block}"
+    file.write_text(f"{seeded}\nprint('loss', loss)\n", encoding="utf-8")
     printed = script(file, folder=folder).stdout if ours else program(file)
     return float(printed.rpartition("loss ")[2])
 
