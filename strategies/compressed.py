@@ -1,7 +1,8 @@
 """Synchronous data parallelism with gradient compression: fp16, bf16, top-k or PowerSGD.
 
-Compression is the backend's own where it has one (a DDP communication hook, for example), which overlaps with
-the backward pass; elsewhere it is computed neutrally.
+Compression is the backend's own where it has one (a DDP communication hook, for example); elsewhere it is
+computed neutrally, after the backward pass. The backend's own overlaps with the backward pass in 16 bits; for
+PowerSGD only its uncompressed first steps do.
 
 * top-k sparsification: Aji and Heafield, arXiv 1704.05021
 * error feedback: Stich et al., "Sparsified SGD with Memory", arXiv 1809.07599; Karimireddy et al., "Error
