@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +18,26 @@ if TYPE_CHECKING:
 
 def one_shape_expected(method: str) -> str:
     """Text of the error for a collective whose tensor has several shapes."""
+    if method == "all_gather":
+        return (
+            "objective: step.all_gather: expected rows of one shape on all replicas, of which each may have"
+            " another number. Pad them to one length."
+        )
     return (
         f"objective: step.{method}: expected tensors of one shape on all replicas. Reduce the rows first, as"
         f" in step.{method}(ops.{method}(x, axis=0)); step.all_gather(x) takes uneven rows."
     )
+
+
+def of_replicas(shapes: Sequence[str]) -> str:
+    """Shapes, one for each replica, with the replicas: `[2, 6] of replicas 0 to 2, [1, 6] of replica 3`."""
+    runs, first = [], 0
+    for shape, group in itertools.groupby(shapes):
+        last = first + len([*group]) - 1
+        replicas = f"replica {first}" if last == first else f"replicas {first} to {last}"
+        runs.append(f"{shape} of {replicas}")
+        first = last + 1
+    return ", ".join(runs)
 
 
 class CommonStepContext(StepContext):
@@ -144,10 +161,8 @@ class CommonStepContext(StepContext):
             SpecError: They differ.
         """
         if any(each != shapes[0] for each in shapes):
-            received = ", ".join(map(str, shapes))
-            raise SpecError(
-                f"{one_shape_expected(method)} Received {received} of replicas 0, 1, ..."
-            )
+            received = of_replicas([*map(str, shapes)])
+            raise SpecError(f"{one_shape_expected(method)} Received {received}.")
 
     def refuse_workers(self) -> None:
         """Refuses collectives from now on: a worker of a parameter-server run computes alone."""

@@ -306,11 +306,13 @@ class Session:
 
         Args:
             inputs: Array or tensor of shape `[rows, ...]`, or tuple or dict of such; copied. Rows may be 0.
+                Processes may have other widths, as of padded sequences, if each has a row.
             targets: As `inputs`; None where the loss needs none.
             sample_weights: Factors of the rows' losses, shape `[rows]`; None for 1.
 
         Raises:
-            DataError: Arrays have different numbers of rows, no process has a row, or the loss needs targets.
+            DataError: Arrays have different numbers of rows, no process has a row, processes differ in the
+                parts or axes of their arrays, or the loss needs targets.
             IsotrainError: No step is left; or the step of the present batch of `batches` is taken already.
             UnsupportedError: In pipeline and tensor-parallel runs, where processes share a replica.
         """

@@ -268,6 +268,64 @@ def test_sample_weights_are_told_from_second_targets(tmp_path: Path, backend: st
     np.testing.assert_allclose(returned, expected, rtol=1e-12)
 
 
+def mean_over_time(model: Any, batch: Any) -> Any:
+    from keras import ops
+
+    outputs = model(ops.sum(batch[0], axis=1))
+    return ops.mean((outputs - batch[1]) ** 2, axis=-1)
+
+
+def train_on_widths(session: isotrain.Session) -> dict[str, Any]:
+    """Sequences that each process has padded to a width of its own, which changes from step to step."""
+    inputs, targets = samples()
+    sequences = np.stack([inputs] * 6, axis=1)
+    sequences[:2, 2:] = 0
+    is_whole = len(session.group.local_replicas) == session.replicas
+    while not session.is_done:
+        width = (2, 4, 6, 6)[session.steps_done % 4] if session.is_main and not is_whole else 6
+        rows = slice(0, 5) if is_whole else slice(0, 2) if session.is_main else slice(2, 5)
+        batch = session.batch(sequences[rows, :width], targets[rows])
+        assert batch.varying_widths == (not is_whole and session.steps_done % 4 < 2)
+        session.step(batch)
+    return session.read_state(["trainable"])
+
+
+@pytest.mark.features
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker", "horovod-tf"])
+def test_processes_may_have_rows_of_other_widths(tmp_path: Path, backend: str) -> None:
+    fields = {**NO_DATA, "loss": None, "objective": mean_over_time, "steps": 8}
+    expected = launch(train_on_widths, tmp_path / "one", 1, "torch-ddp", **fields)
+    returned = launch(train_on_widths, tmp_path / "two", 2, backend, **fields)
+    for name, array in expected.items():
+        np.testing.assert_allclose(returned[name], array, rtol=0, atol=1e-12, err_msg=name)
+
+
+OTHER_PARTS = [
+    (
+        (2, 3),
+        (2, 3, 1),
+        "of the same names.*[rows, 3], targets [rows, 1] of replica 0; .*[rows, 3, 1]",
+    ),
+    (
+        (2, 3),
+        (0, 4),
+        "without rows to be as wide.*[rows, 3].* of replica 0; inputs [rows, 4].* of replica 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "message"), OTHER_PARTS)
+def test_parts_of_processes_that_differ_are_named(
+    tmp_path: Path, first: tuple[int, ...], second: tuple[int, ...], message: str
+) -> None:
+    def work(session: isotrain.Session) -> None:
+        shape = first if session.is_main else second
+        session.batch(np.ones(shape), np.ones((shape[0], 1)))
+
+    with pytest.raises(RunFailedError, match=message.replace("[", r"\[")):
+        launch(work, tmp_path, 2, "reference", **NO_DATA)
+
+
 def local_parts(session: isotrain.Session) -> list[Any]:
     rows = np.arange(7).reshape(7, 1)
     return [session.local_rows(rows)[:, 0].tolist(), list(session.local_rows(range(2)))]

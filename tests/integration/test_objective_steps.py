@@ -113,8 +113,38 @@ def _mean_of_rows(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
 @pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker"])
 def test_the_shapes_of_an_uneven_mean_are_named(backend: str, tmp_path: Path) -> None:
     spec = _spec(model=_portable, objective=_mean_of_rows, values={}, data=_uneven, epochs=1)
-    with pytest.raises(RunFailedError, match=r"SpecError[^?]*step\.mean[^?]*\[2, 6\], \[1, 6\]"):
+    with pytest.raises(
+        RunFailedError,
+        match=r"SpecError[^?]*step\.mean[^?]*\[2, 6\] of replica 0, \[1, 6\] of replica 1\.",
+    ):
         isotrain.run(spec, backend=backend, replicas=2, output=tmp_path / "run")
+
+
+def _gathers_rows(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
+    from keras import ops
+
+    step.all_gather(batch[0])
+    return ops.mean(model(ops.sum(batch[0], axis=1)) ** 2, axis=-1)
+
+
+def _step_on_widths(session: isotrain.Session) -> None:
+    """Steps whose rows are as wide on the processes, and then are not."""
+    for width in (2, 2 + 2 * session.rank):
+        sequences = np.ones((2, width, 6))
+        session.step(session.batch(sequences, sequences[:, 0]))
+
+
+@pytest.mark.features
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_the_shapes_of_rows_of_other_widths_are_named(backend: str, tmp_path: Path) -> None:
+    spec = _spec(
+        model=_portable, objective=_gathers_rows, values={}, data=None, epochs=None, steps=2
+    )
+    message = (
+        r"SpecError[^?]*step\.all_gather[^?]*2, 6\] of replica 0, \[[^?]*4, 6\] of replica 1\."
+    )
+    with pytest.raises(RunFailedError, match=message):
+        isotrain.launch(_step_on_widths, spec, backend=backend, replicas=2, output=tmp_path / "run")
 
 
 def _uneven() -> isotrain.DataSet:

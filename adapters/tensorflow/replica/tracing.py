@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from isotrain.adapters.common.step_context import of_replicas
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
     local_mean_losses,
@@ -248,8 +249,8 @@ def _call(function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
         if failed is None:
             raise
         text, shapes = failed.groups()
-        received = shapes.replace("][", "], [").replace(" ", ", ").replace(",,", ",")
-        raise SpecError(f"{text} Received {received} of replicas 0, 1, ...") from None
+        rows = [f"[{', '.join(re.findall('[0-9]+', row))}]" for row in shapes.split("][")]
+        raise SpecError(f"{text} Received {of_replicas(rows)}.") from None
 
 
 def padded(batch: Batch, slices: int = 0) -> Batch:

@@ -125,7 +125,12 @@ class TensorFlowStepContext(CommonStepContext):
         first = tf.reduce_sum(counts[: self.index])
         after = tf.reduce_sum(counts[self.index + 1 :])
         others = [[0, 0]] * (x.shape.rank - 1)
-        gathered = self._sum(tf.pad(x, [[first, after], *others]))
+        padded = tf.pad(x, [[first, after], *others])
+        gathered = (
+            self._sum_of_one_shape("all_gather", padded)
+            if self.varies and others
+            else self._sum(padded)
+        )
         first = first if has_samples is None else tf.where(has_samples, first, 0)
         return gathered, tf.cast(first, keras.backend.result_type(int))  # as `keras.ops.arange` has
 

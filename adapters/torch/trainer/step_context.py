@@ -59,6 +59,7 @@ class TorchStepContext(CommonStepContext):
         self._gathers = self._sums = 0
         self._rows_per_sample: dict[int, int] = {}
         self._is_even = True
+        self._varies = False
         self._checked_sums: set[Hashable] = set()
         self._phase: Phase = "train"
         self._passes: Counter[Hashable] = Counter()
@@ -89,6 +90,7 @@ class TorchStepContext(CommonStepContext):
             for name, value in batch.values.items()
         }
         self._batch_size, self._is_even = batch.size, batch.even
+        self._varies = batch.varying_widths
         self._phase = phase
         self._step_word = batch.step + (_FIRST_EVALUATION if phase == "evaluation" else 0)
 
@@ -124,13 +126,13 @@ class TorchStepContext(CommonStepContext):
         samples = [smaller + (i < remainder) for i in range(self.replicas)]
         rows, gather = x if self._weight else x[:0], self._gathers
         self._gathers += 1
-        factor = self._rows_per_sample.get(gather, 0)
+        factor = 0 if self._varies else self._rows_per_sample.get(gather, 0)
         counts = [factor * each for each in samples]
         gathered = self._gather(rows, counts) if factor else None
         if gathered is None:
-            local_count = torch.zeros(self.replicas, dtype=torch.int64, device=self._device)
-            local_count[self.index] = len(rows)
-            counts = self._all_reduce(local_count).tolist()
+            shapes = self._shapes_of_all(rows)
+            self.require_one_shape("all_gather", [shape[1:] for shape in shapes])
+            counts = [shape[0] for shape in shapes]
             factor = counts[0] // max(samples[0], 1)
             is_regular = counts == [factor * each for each in samples]
             self._rows_per_sample[gather] = factor if is_regular else 0
@@ -187,12 +189,15 @@ class TorchStepContext(CommonStepContext):
         self._sums += 1
         if call in self._checked_sums:
             return
+        self.require_one_shape(method, self._shapes_of_all(x))
+        self._checked_sums.add(call)
+
+    def _shapes_of_all(self, x: torch.Tensor) -> list[list[int]]:
+        """The shapes, up to 8 axes, of the tensors of all replicas. Collective."""
         sizes = torch.zeros(self.replicas, 1 + _MOST_AXES, dtype=torch.int64, device=self._device)
         axes = [x.dim(), *x.shape[:_MOST_AXES]]
         sizes[self.index, : len(axes)] = torch.tensor(axes, device=self._device)
-        shapes = [row[1 : 1 + row[0]] for row in self._all_reduce(sizes).tolist()]
-        self.require_one_shape(method, shapes)
-        self._checked_sums.add(call)
+        return [row[1 : 1 + row[0]] for row in self._all_reduce(sizes).tolist()]
 
     def _of_samples(self, x: torch.Tensor) -> torch.Tensor:
         """A tensor, or zeros of its shape where this replica has no samples; differentiable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from isotrain.core.errors import DataError, UnsupportedError
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.trainer_state import TrainerState
 
+_SHOWN = 400
+"""Number of bytes of the shapes of a replica that an error shows."""
+
 
 class BatchBuilder:
     """Makes global batches of arrays of all processes, whose numbers of rows may differ. Collective."""
@@ -38,7 +42,7 @@ class BatchBuilder:
         """The batch of the next step, as `Session.batch`.
 
         Raises:
-            DataError: Arrays are not of equally many rows, or no process has a row.
+            DataError: Arrays are not of equally many rows, no process has a row, or they differ in parts.
             UnsupportedError: Several processes share a replica.
         """
         if self._shares_replicas:
@@ -56,7 +60,7 @@ class BatchBuilder:
         rows = require_equal_rows(parts)
         count = len(self._group.local_replicas)
         bounds = [slice_bounds(rows, count, index) for index in range(count)]
-        counts = self._all_counts([stop - start for start, stop in bounds])
+        counts, varies = self._exchanged([stop - start for start, stop in bounds], parts)
         if not any(counts):
             raise DataError("session.batch: no process has a row; expected at least one of all.")
         if not all(counts) and not self._group.is_single_process:
@@ -77,16 +81,54 @@ class BatchBuilder:
             even=len(set(counts)) == 1,
             slices=slices,
             stream_state=state.stream_state,
+            varying_widths=varies,
         )
 
-    def _all_counts(self, local_counts: list[int]) -> list[int]:
-        """Number of rows of every replica of the run. Collective."""
+    def _exchanged(
+        self, local_counts: list[int], parts: InputsAndTargets
+    ) -> tuple[list[int], bool]:
+        """Number of rows of every replica of the run, and whether shapes of rows differ. Collective.
+
+        Raises:
+            DataError: Processes have other parts or axes; or one without rows has other shapes.
+        """
         group = self._group
         if group.is_single_process:
-            return local_counts
-        numbers = np.zeros(group.replicas)
-        numbers[list(group.local_replicas)] = local_counts
-        return [int(number) for number in group.all_reduce_max(numbers.tolist())]
+            return local_counts, False
+        arrays = [*part_leaves(parts)]
+        axes = str([(name, array.ndim) for name, array in arrays])
+        shapes = ", ".join(
+            f"{name} [{', '.join(['rows', *map(str, array.shape[1:])])}]" for name, array in arrays
+        )
+        checksums = [zlib.crc32(text.encode()) for text in (axes, shapes)]
+        numbers = np.zeros((group.replicas, 3))
+        numbers[list(group.local_replicas)] = [[count, *checksums] for count in local_counts]
+        maxima = np.reshape(group.all_reduce_max(numbers.ravel().tolist()), numbers.shape)
+        counts = [int(count) for count in maxima[:, 0]]
+        same_axes, same_shapes = (len({*column}) == 1 for column in maxima.T[1:])
+        if not same_axes or not (same_shapes or all(counts)):
+            expected = (
+                "arrays without rows to be as wide as those of other processes"
+                if same_axes
+                else "arrays of the same names and numbers of axes on all processes"
+            )
+            received = self._shapes_of_all(shapes)
+            raise DataError(f"session.batch: expected {expected}, received {received}.")
+        return counts, not same_shapes
+
+    def _shapes_of_all(self, shapes: str) -> str:
+        """The shapes that processes have, each with the replicas that have it. Collective."""
+        group = self._group
+        codes = np.zeros((group.replicas, _SHOWN))
+        local = [*shapes.encode()[:_SHOWN]]
+        codes[list(group.local_replicas), : len(local)] = local
+        replicas: dict[str, list[str]] = {}
+        for replica, row in enumerate(
+            np.reshape(group.all_reduce_max(codes.ravel().tolist()), codes.shape)
+        ):
+            text = bytes(int(code) for code in row if code).decode(errors="replace")
+            replicas.setdefault(text, []).append(str(replica))
+        return "; ".join(f"{text} of replica {', '.join(each)}" for text, each in replicas.items())
 
     def _first_row_of(self, replica: int, parts: InputsAndTargets) -> InputsAndTargets:
         """The first row of the process that holds a replica: arrays `[1, ...]` like the parts. Collective."""

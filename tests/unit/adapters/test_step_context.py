@@ -106,7 +106,7 @@ def test_rows_of_uneven_shares_have_no_mean() -> None:
         futures = [pool.submit(mean, index, (3, 3, 2)) for index in range(REPLICAS)]
         for each in futures:
             with pytest.raises(
-                isotrain.SpecError, match=r"Received \[3\], \[3\], \[2\] of replicas"
+                isotrain.SpecError, match=r"Received \[3\] of replicas 0 to 1, \[2\] of replica 2"
             ):
                 each.result()
 
