@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from isotrain.analysis.pages import page
+from isotrain.analysis.run_report.media import logged_media
 from isotrain.analysis.run_report.plots import plots_of
 from isotrain.analysis.run_report.run_files import RunFiles
 from isotrain.core.contracts.events import (
@@ -51,9 +52,10 @@ def render(run: RunFiles, *, follows: bool = False) -> str:
     Raises:
         IsotrainError: A package that the page needs is not installed.
     """
-    plots = plots_of(run)
+    plots, media = plots_of(run), [*logged_media(run)]
     sections = [
         *((plot.name, plot.title) for plot in plots),
+        *([("media", "Logged images, histograms and texts")] if media else []),
         ("result", "Result"),
         ("processes", "Processes"),
         ("events", "Events"),
@@ -74,6 +76,7 @@ def render(run: RunFiles, *, follows: bool = False) -> str:
         "progress": _progress(run),
         "failure": _failure(run),
         "sections": sections,
+        "media": media,
         "result": _result(run),
         "processes": [_process(run, index) for index in range(len(run.processes))],
         "events": events[-_MAX_EVENTS:],

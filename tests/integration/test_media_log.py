@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import struct
@@ -13,11 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.html_page import Page
 from helpers.isolated import run_isolated
 from integration.session_specs import launch, spec
 from plugins.test_loggers import WITH_TENSORFLOW
 
 import isotrain
+from isotrain.analysis.run_report.html import write_report
 
 pytestmark = pytest.mark.usefixtures("reference")
 
@@ -52,6 +55,39 @@ def test_files_are_by_name_and_step(tmp_path: Path) -> None:
         "not_finite": 1,
     }
     assert (media / "sentence/step-000000000.txt").read_text() == "Grüße"
+
+
+def test_the_page_shows_the_newest_of_each_name(tmp_path: Path) -> None:
+    launch(logging, tmp_path, 2)
+    path, _ = write_report(tmp_path / "run")
+    page = Page(path.read_text(encoding="utf-8"))
+    (image,) = page.of("img")
+    assert image["alt"] == "samples/first"
+    content = base64.b64decode(str(image["src"]).removeprefix("data:image/png;base64,"))
+    assert content == (tmp_path / "run/media/samples/first/step-000000001.png").read_bytes()
+    assert [each["height"] for each in page.of("rect") if each.get("width") == "50.0"] == [
+        "66.667",
+        "100.0",
+    ]
+    assert "Grüße" in page.text
+    assert "from 0 to 1 first/kernel: step 1, the newest of 1 file" in page.text
+
+
+def test_a_page_has_no_large_images_and_the_newest_step(tmp_path: Path) -> None:
+    def work(session: isotrain.Session) -> None:
+        noise = np.random.default_rng(0).integers(0, 256, (700, 700, 3)).astype(np.uint8)
+        for batch in session.batches():
+            session.step(batch)
+            session.log_text("words", f"of step {batch.step}")
+        session.log_image("noise", noise)
+
+    launch(work, tmp_path, 1, epochs=1)
+    path, _ = write_report(tmp_path / "run")
+    page = Page(path.read_text(encoding="utf-8"))
+    assert not page.of("img")
+    assert "The image is in media/noise/step-000000002.png." in page.text
+    assert "of step 2 words: step 2, the newest of 3 files" in page.text
+    assert "of step 1" not in page.text.split("Events")[0]
 
 
 def pixels(path: Path) -> np.ndarray:
