@@ -1,4 +1,4 @@
-"""How do I read and decode a stream once per machine, not once for each of its GPUs?
+"""How do I train on a stream without an end, and read it once per machine, not once for each of its GPUs?
 
 Set `loader: {workers: 1}`: a process of its own reads the stream, and passes each replica its samples. This
 stream is endless, and `epoch_steps` says what counts as an epoch.
