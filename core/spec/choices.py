@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, get_args
 
 from pydantic import Tag
@@ -54,7 +55,9 @@ def named_choice(
         if name is None:
             raise Problem(f"one of {', '.join(names)}", ("name",)).error()
         if name not in names:
-            raise unknown_choice(name, names, ("name",)).error()
+            problem = unknown_choice(name, names, ("name",))
+            hint = problem.hint or f"any other comes in as {{{reference}: ...}}"
+            raise replace(problem, hint=hint).error()
         return {**fields, "name": name}
 
     return validate

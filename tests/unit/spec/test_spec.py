@@ -220,6 +220,7 @@ ONE_PROBLEM = [
     ({"optimizer": {"name": "sdg", "lr": 0.1}}, "optimizer.name: got 'sdg'; expected one of sgd, "),
     ({"optimizer": {"name": "sdg", "lr": 0.1}}, "did you mean 'sgd'?"),
     ({"optimizer": "Adam"}, "optimizer.name: got 'Adam'; expected one of"),
+    ({"optimizer": "adafactor"}, "radam; any other comes in as {custom: ...}"),
     ({"optimizer": "Adam"}, "did you mean 'adam'?"),
     ({"optimizer": {"lr": 0.1}}, "optimizer.name: missing; expected one of sgd, adam"),
     ({"optimizer": 5}, "optimizer: got 5; expected the name of an optimizer"),
