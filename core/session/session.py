@@ -193,7 +193,7 @@ class Session:
 
     @property
     def gradient_norm(self) -> float | None:
-        """Norm of all gradients of the last step, before clipping, with `gradient_norm` in the spec. Local.
+        """Norm of all gradients of the last step, before clipping; where the spec has it recorded. Local.
 
         None before the first step, or without that field. Waits for the device.
         """

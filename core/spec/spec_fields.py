@@ -562,7 +562,7 @@ class SpecFields(TypedDict, total=False):
     scaling: Literal['none'] | ScalingFields
     gradients: str | Callable[..., Any] | Mapping[str, str | Callable[..., Any]] | None
     clip: ClipFields | None
-    gradient_norm: bool | Mapping[str, str | Sequence[str]]
+    gradient_norm: bool | Mapping[str, str | Sequence[str]] | None
     ema: EmaFields | None
     swa: SwaFields | None
     per_replica: str | Sequence[str]

@@ -293,13 +293,13 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     )
     clip: Clip | None = Field(default=None, description="Gradient clipping; null for none.")
     gradient_norm: Annotated[
-        Switch | Annotated[dict[Text, Patterns], Field(min_length=1)],
-        ExpectedText("true, false or {name: patterns of weights}"),
+        Switch | Annotated[dict[Text, Patterns], Field(min_length=1)] | None,
+        ExpectedText("true, false, null or {name: patterns of weights}"),
     ] = Field(
-        default=False,
+        default=None,
         description="Whether to record the L2 norm of all gradients of each step, before clipping, as "
         "the scalar gradient_norm; with {name: patterns}, also those of these weights, as "
-        "gradient_norm_{name}.",
+        "gradient_norm_{name}. Null: where clip.global_norm computes it anyway.",
     )
     ema: Annotated[Ema | None, BeforeValidator(_ema)] = Field(
         default=None,

@@ -1,7 +1,8 @@
 """How do I see the norm of the gradients at each step, on every backend?
 
-With `gradient_norm: true` each step records the L2 norm of all gradients, before they are clipped. With a
-table of patterns, as here, it also records that of the gradients of these weights, as `gradient_norm_hidden`.
+With `gradient_norm: true` each step records the L2 norm of all gradients, before they are clipped; a run with
+`clip: {global_norm: ...}` does so anyway. With a table of patterns, as here, it also records that of the
+gradients of these weights, as `gradient_norm_hidden`.
 
     python examples/by_need/gradient_norm.py
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.backends import param
 from integration.session_specs import launch, samples, spec
 
 import isotrain
@@ -57,6 +58,47 @@ def test_it_is_that_before_clipping(tmp_path: Path, backend: str, clip: Any) -> 
     assert read_history(tmp_path / "run").scalars["gradient_norm"] == dict(enumerate(norms[1::2]))
 
 
+def norms(session: isotrain.Session) -> list[float | None]:
+    """The norm after each step."""
+    found = []
+    for batch in session.batches():
+        session.step(batch)
+        found.append(session.gradient_norm)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "precision"),
+    [
+        ("reference", None, "float64"),
+        *(
+            pytest.param("torch-ddp", *case, marks=pytest.mark.slow)
+            for case in ((None, "float64"), ({"torch": linear}, "float32"), (None, "float16"))
+        ),
+        pytest.param("tf-mirrored", None, "float64", marks=pytest.mark.slow),
+        param("horovod-tf", None, "float64", features=True),
+    ],
+)
+def test_clipping_records_it_unless_told_otherwise(
+    tmp_path: Path, backend: str, model: Any, precision: str
+) -> None:
+    fields = {"clip": {"global_norm": 0.01}, "precision": precision, "epochs": 1}
+    fields |= {} if model is None else {"model": model}
+    by_clipping = launch(norms, tmp_path / "clip", 2, backend, **fields)
+    requested = launch(norms, tmp_path / "all", 2, backend, **fields, gradient_norm=True)
+    assert by_clipping == pytest.approx(requested, rel=1e-12)
+    assert min(by_clipping) > 0.01
+    for changes in ({"gradient_norm": False}, {"clip": {"norm": 0.01}}):
+        folder = tmp_path / str(len(changes["clip"]) if "clip" in changes else 0)
+        assert set(launch(norms, folder, 2, backend, **{**fields, **changes})) == {None}
+
+
+@pytest.mark.parametrize("strategy", ["local-sgd", "sharded"])
+def test_clipping_elsewhere_records_nothing(tmp_path: Path, strategy: str) -> None:
+    fields = {"clip": {"global_norm": 0.01}, "strategy": strategy, "epochs": 1}
+    assert set(launch(norms, tmp_path, 2, "reference", **fields)) == {None}
+
+
 @pytest.mark.parametrize("strategy", ["local-sgd", "sharded"])
 def test_it_is_refused_where_no_process_has_all_gradients(strategy: str) -> None:
     fields = spec(gradient_norm=True, strategy=strategy)
@@ -83,5 +125,5 @@ def test_it_changes_no_bit_of_a_native_run(tmp_path: Path) -> None:
         ).weights
 
     recorded = weights("recorded", gradient_norm={"bias": "bias"})
-    plain = weights("plain")
+    plain = weights("plain", gradient_norm=False)
     assert all(np.array_equal(recorded[name], plain[name]) for name in plain)

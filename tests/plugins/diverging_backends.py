@@ -154,7 +154,7 @@ class EpsilonInside(Faulty):
             def forget(self) -> None:
                 """Does nothing."""
 
-            def __call__(self, gradients: Any) -> None:
+            def __call__(self, gradients: Any, global_norm: Any = None) -> None:
                 if bound is not None:
                     norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
                     gradients = [gradient * bound / norm.clamp(min=bound) for gradient in gradients]

@@ -230,7 +230,10 @@ class WeightUpdate:
         if self.gradient_norms is not None:
             dense = self.unscaled(gradients)
             parts = [[dense[index] for index in part] for part in self._norm_parts]
-            self.gradient_norms.assign(tf.stack([*map(tf.linalg.global_norm, (dense, *parts))]))
+            norms = map(
+                keras_model.global_norm, (dense, *parts)
+            )  # as clipping: TensorFlow computes it once
+            self.gradient_norms.assign(tf.stack([*norms]))
         if self._shard is not None:
             norm = None
             if self._global_clipnorm is not None:

@@ -121,13 +121,20 @@ class KerasUpdate:
         """Reads the number of updates from the optimizer again, in which it was overwritten."""
         self._count = None
 
-    def __call__(self, gradients: list[torch.Tensor]) -> None:
-        """Updates all weights in place by gradients of their shapes, which stay as they are."""
+    def __call__(
+        self, gradients: list[torch.Tensor], global_norm: torch.Tensor | None = None
+    ) -> None:
+        """Updates all weights in place by gradients of their shapes, which stay as they are.
+
+        Args:
+            gradients: One per weight.
+            global_norm: Their norm, a scalar, where it is known and they are clipped by it.
+        """
         if self._count is None:
             self._count = int(self._iterations)
         self._count += 1
         contiguous = [gradient.contiguous() for gradient in gradients]
-        clipped_gradients = clipped(contiguous, self._options, self._norms)
+        clipped_gradients = clipped(contiguous, self._options, self._norms, global_norm)
         for group in self._groups:
             self._update(group, [clipped_gradients[index] for index in group.indices], self._count)
         self._iterations.add_(1)
@@ -211,20 +218,26 @@ def keras_update(
     return KerasUpdate(spec, optimizer, weights, norms, groups)
 
 
-def clipped(gradients: list[torch.Tensor], options: Any, norms: Norms) -> list[torch.Tensor]:
+def clipped(
+    gradients: list[torch.Tensor],
+    options: Any,
+    norms: Norms,
+    norm_of_all: torch.Tensor | None = None,
+) -> list[torch.Tensor]:
     """Gradients clipped as Keras does: each by its norm, all by their global norm, or by value.
 
     Args:
         gradients: Contiguous tensors of any shapes.
         options: Keras optimizer with `clipnorm`, `global_clipnorm` and `clipvalue`; at most one is set.
         norms: Norms of tensors that are sharded as the gradients are.
+        norm_of_all: Their global norm, a scalar; computed here if it is None and needed.
     """
     if options.clipnorm:
         gradient_norms = torch.stack(norms(gradients))
         factors = options.clipnorm / gradient_norms.clamp(min=options.clipnorm)
         return list(private_api.foreach_mul(gradients, list(factors.unbind())))
     if options.global_clipnorm:
-        norm = global_norm(gradients, norms)
+        norm = global_norm(gradients, norms) if norm_of_all is None else norm_of_all
         return clipped_by(norm, gradients, options.global_clipnorm)
     if options.clipvalue:
         bounded = private_api.foreach_clamp_max(gradients, options.clipvalue)

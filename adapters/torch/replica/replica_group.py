@@ -426,23 +426,32 @@ class TorchReplicaGroup(ReplicaGroup):
         """Clips and applies the gradients in `.grad`; copies or measures them first if requested.
 
         Args:
-            norm: Global norm to clip by, as in `ReplicaTrainer.apply`.
+            norm: Global norm to clip by, as in `ReplicaTrainer.apply`; None: that which was measured.
         """
-        self._keep_requested()
+        measured = self._keep_requested()
         self._snapshot_guard.wait_after_forward()
-        self.trainer.apply(norm)
+        self.trainer.apply(measured if norm is None else norm)
 
-    def _keep_requested(self) -> None:
-        """Copies the gradients in `.grad`, and measures their norms, if requested."""
+    def _keep_requested(self) -> torch.Tensor | None:
+        """Copies the gradients in `.grad`, and measures their norms, if requested.
+
+        Returns:
+            The norm of all gradients, a scalar, if they are clipped by it and were measured.
+        """
         if self._kept_gradients is not None:
             self._kept_gradients = self._unscaled_gradients()
-        if self._norm_parts is not None:
-            scale = self.trainer.loss_scale()
-            self._gradient_norms = [
-                nn.utils.get_total_norm([each.grad for each in part if each.grad is not None])
-                / scale
-                for part in (self.trainer.updated, *self._norm_parts)
-            ]
+        if self._norm_parts is None:
+            return None
+        scale = self.trainer.loss_scale()
+        of_all, *parts = (
+            [each.grad for each in part if each.grad is not None]
+            for part in (self.trainer.updated, *self._norm_parts)
+        )
+        clipping_norm = self.trainer.clipping_norm(of_all) if scale == 1.0 else None
+        norms = [nn.utils.get_total_norm(part) / scale for part in parts]
+        total = nn.utils.get_total_norm(of_all) / scale if clipping_norm is None else clipping_norm
+        self._gradient_norms = [total, *norms]
+        return clipping_norm
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         self._is_optimizer_sharded = True

@@ -61,10 +61,10 @@ class TensorParallelReplicaGroup(TorchReplicaGroup):
             all_reduce_mean_flat(self.communicator, gradients, 1.0)
         return mean, weight
 
-    def _keep_requested(self) -> None:
+    def _keep_requested(self) -> torch.Tensor | None:
         """Measures the norms of the gradients in `.grad`, if requested. Collective."""
         if self._norm_parts is None:
-            return
+            return None
         updated = self.trainer.updated
         gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in updated]
         norms = self.trainer.norms(gradients)
@@ -73,6 +73,7 @@ class TensorParallelReplicaGroup(TorchReplicaGroup):
             torch.linalg.vector_norm(torch.stack([norm_of[id(weight)] for weight in part]))
             for part in (updated, *self._norm_parts)
         ]
+        return None
 
     def keep_gradients(self) -> bool:
         return False

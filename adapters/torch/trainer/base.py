@@ -257,8 +257,8 @@ class ReplicaTrainer(ABC):
         """Clips the parameters' gradients and updates the weights.
 
         Args:
-            norm: Global norm of the gradients of all weights, a scalar; only where this replica updates some
-                of the weights and the spec clips by global norm.
+            norm: Global norm of the gradients of all weights, a scalar, to clip by. Needed where this replica
+                updates some of the weights; elsewhere None stands for one that is computed here.
         """
 
     @abstractmethod

@@ -357,19 +357,21 @@ class KerasTrainer(ReplicaTrainer):
         with torch.no_grad():
             gradients = [parameter.grad for parameter in self.updated]
             if norm is not None and self._global_clipnorm is not None:
-                gradients = clipped_by(norm, gradients, self._global_clipnorm)
+                gradients, norm = clipped_by(norm, gradients, self._global_clipnorm), None
             if self.update is None:
                 self.optimizer.apply(gradients, self._updated_variables)
             elif any(gradient is None for gradient in gradients):  # Keras warns of these
                 self.optimizer.apply(gradients, self._updated_variables)
                 self.update.forget()
             else:
-                self.update(gradients)
+                self.update(gradients, norm)
 
     def clipping_norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        if self._global_clipnorm is None:
+        if self._global_clipnorm is None and self.optimizer.global_clipnorm is None:
             return None
-        return keras_model.global_norm(gradients) if self.update is None else global_norm(gradients)
+        if self.update is None:
+            return keras_model.global_norm(gradients)
+        return global_norm([gradient.contiguous() for gradient in gradients])
 
     def weight_finalizer(self) -> Callable[[], None] | None:
         return keras_model.weight_finalizer(self.optimizer, self._updated_variables)

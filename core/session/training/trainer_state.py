@@ -23,7 +23,7 @@ class TrainerState:
         rate_factor: Factor on the learning rates of the spec, or on `fixed_rate`.
         values: Values of the last step by name; None before the first.
         last_loss: Scalar loss of the last step, possibly not computed yet; None before the first.
-        last_gradient_norm: Scalar norm of the last step's gradients; None without `gradient_norm`.
+        last_gradient_norm: Scalar norm of the last step's gradients; None if it is not measured.
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         restore_count: Number of restores so far.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.backend.group_protocols import GradientNormGroup
 from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.backend.replica import Tensor
@@ -74,10 +75,22 @@ class WeightUpdate:
         self._set_momentum = self._momentum_setter(plan.backend)
         self._group_schedules = spec.optimizer.group_schedules
         self.set_group_rates(0)  # refused here if the backend has none
-        self._norm_group = require(group, GradientNormGroup) if spec.gradient_norm else None
+        self._norm_group = self._measuring_group(plan.replicas)
         self._norm_names: list[str] = []
         if self._norm_group is not None:
             self._norm_group.keep_gradient_norms(self._norm_parts())
+
+    def _measuring_group(self, replicas: int) -> GradientNormGroup | None:
+        """The group, if it measures gradients: if the spec asks for it, or where clipping does so anyway."""
+        spec, group, strategy = self._spec, self._group, self._strategy
+        if spec.gradient_norm is not None:
+            return require(group, GradientNormGroup) if spec.gradient_norm else None
+        is_clipped = spec.clip is not None and spec.clip.global_norm is not None
+        is_replicated = strategy.parallel_layout.for_replicas(replicas).name == "replicated"
+        is_whole = is_replicated and strategy.requires == {Capability.SYNCHRONOUS_STEP}
+        if is_clipped and is_whole and isinstance(group, GradientNormGroup):
+            return group
+        return None
 
     def _require_one_source_of_rates(self) -> None:
         """Refuses a schedule or scaling in the spec beside the optimizer's own learning-rate scheduler.
@@ -221,7 +234,7 @@ class WeightUpdate:
     def gradient_norms(self) -> dict[str, Tensor]:
         """Norms of the gradients that were applied last, scalars by the names of their records. Local.
 
-        The norm of all gradients is first; there are none without `gradient_norm`.
+        The norm of all gradients is first; there are none if they are not measured.
         """
         norms = [] if self._norm_group is None else self._norm_group.gradient_norms()
         return dict(zip(self._norm_names, norms, strict=True))
