@@ -11,6 +11,7 @@ from pathlib import Path
 from isotrain.analysis.pages import page
 from isotrain.analysis.run_report.media import logged_media
 from isotrain.analysis.run_report.plots import plots_of
+from isotrain.analysis.run_report.profile import profile_table
 from isotrain.analysis.run_report.run_files import RunFiles
 from isotrain.core.contracts.events import (
     EpochEnded,
@@ -52,9 +53,10 @@ def render(run: RunFiles, *, follows: bool = False) -> str:
     Raises:
         IsotrainError: A package that the page needs is not installed.
     """
-    plots, media = plots_of(run), [*logged_media(run)]
+    plots, media, profile = plots_of(run), [*logged_media(run)], profile_table(run.folder)
     sections = [
         *((plot.name, plot.title) for plot in plots),
+        *([("profile", "Profiled steps")] if profile[1] else []),
         *([("media", "Logged images, histograms and texts")] if media else []),
         ("result", "Result"),
         ("processes", "Processes"),
@@ -77,6 +79,7 @@ def render(run: RunFiles, *, follows: bool = False) -> str:
         "failure": _failure(run),
         "sections": sections,
         "media": media,
+        "profile": profile,
         "result": _result(run),
         "processes": [_process(run, index) for index in range(len(run.processes))],
         "events": events[-_MAX_EVENTS:],

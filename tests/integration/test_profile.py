@@ -10,6 +10,9 @@ import pytest
 from integration.session_specs import launch
 
 import isotrain
+from isotrain.analysis.run_report.html import render
+from isotrain.analysis.run_report.profile import profile_table
+from isotrain.analysis.run_report.run_files import RunFiles
 from isotrain.core.errors import RunFailedError
 from isotrain.plugin import ActionTimingGroup
 
@@ -47,6 +50,24 @@ def test_profiled_steps_have_a_time_line(tmp_path: Path, backend: str) -> None:
     assert all(whole["ts"] <= each["ts"] for each in parts)
     end = parts[-1]["ts"] + parts[-1]["dur"]
     assert end == pytest.approx(whole["ts"] + whole["dur"])
+
+
+@pytest.mark.slow
+def test_the_page_has_one_table_of_all_ranks(tmp_path: Path) -> None:
+    profile = {"first_step": 2, "steps": 3, "all_processes": True}
+    launch(training, tmp_path, 2, "torch-ddp", profile=profile)
+    folder = tmp_path / "run"
+    columns, rows = profile_table(folder)
+    parts = ["step", "forward", "backward", "exposed exchange", "update"]
+    assert columns == ("rank", "steps", *(f"{part}, ms" for part in parts))
+    assert [row[:2] for row in rows] == [("0", "3"), ("1", "3")]
+    page = json.loads((folder / "profile" / "rank-1" / "steps.json").read_text())
+    spans = [each for each in page["traceEvents"] if each["ph"] == "X"]
+    for part, text in zip(parts, rows[1][2:], strict=True):
+        took = [each["dur"] for each in spans if each["name"].startswith(part)]
+        assert float(text) == pytest.approx(sum(took) / 3 / 1e3, abs=1e-3)
+    html = render(RunFiles(folder))
+    assert f"<td>{rows[1][2]}</td>" in html
 
 
 def ends_of_actions(session: isotrain.Session) -> list[list[float]]:
