@@ -36,6 +36,7 @@ from isotrain.testing import native_equality
 from isotrain.testing.launching import DEVICE_VARIABLE
 
 BACKEND = "torch-ddp"
+OTHER_BACKENDS = ("tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
 SAMPLES, FEATURES, CLASSES = 96, 24, 8
 Figures = dict[str, Any]
 
@@ -146,7 +147,7 @@ def conformance_of_all_gpus() -> Figures:
     from isotrain.testing.backend import check_backend
 
     plugins, cards = plugin_manager(), {}
-    for name in ("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"):
+    for name in (BACKEND, *OTHER_BACKENDS):
         if plugins.backend(name).accelerators() >= 2:
             cards[name] = _card(check_backend(f"{name}:nccl", replicas=gpus))
     return cards
@@ -188,6 +189,25 @@ def parity_with_cpu() -> Figures:
     """In float64, losses equal those of a CPU to 1e-9, for a native and a portable model."""
     specs = _models(precision="float64")
     return _differences(_losses(specs), _losses(_on_cpu(specs)), 1e-9)
+
+
+def parity_of_backends() -> Figures:
+    """In float64, a replica of each other backend has the losses of torch on a CPU to 1e-7.
+
+    TensorFlow's GELU differs from torch's by some 1e-9.
+    """
+    spec = {"portable": _spec(True, precision="float64")}
+    plugins, found = plugin_manager(), {}
+    expected = _losses(_on_cpu(spec))
+    for name in OTHER_BACKENDS:
+        adapter = plugins.backend(name)
+        if not adapter.availability().available:
+            found[name] = "not installed"
+        elif _device() == "gpu" and not adapter.accelerators():
+            found[name] = "built without NCCL, or for CPUs"
+        else:
+            found[name] = _differences(_losses(spec, backend=name), expected, 1e-7)["portable"]
+    return found
 
 
 def parity_of_replicas() -> Figures:
@@ -441,6 +461,7 @@ CHECKS: dict[str, tuple[Callable[[], Figures], int]] = {
     "step-variants": (step_variants, 300),
     "native-equality": (native_equality_on_device, 120),
     "parity-with-cpu": (parity_with_cpu, 180),
+    "parity-of-backends": (parity_of_backends, 300),
     "parity-of-replicas": (parity_of_replicas, 120),
     "copies": (copies, 120),
     "conformance-nccl": (conformance_of_all_gpus, 900),
@@ -454,16 +475,17 @@ ALONE = ("conformance-nccl", "speed")
 
 def machine() -> Figures:
     """Card, driver, versions and commit."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    torch_build = json.loads(
+        _output([sys.executable, "-c", _TORCH_VERSIONS]) or '"torch cannot be imported"'
+    )
+    seen_by_torch = torch_build["cards"] if isinstance(torch_build, dict) else []
     return {
         **hardware.describe(),
-        "cards": _output(query).splitlines(),
+        "cards": hardware.gpu_names() or seen_by_torch,
         "versions": installed_versions(
             ("torch", "keras", "tensorflow", "tensorflow-cpu", "horovod", "numpy")
         ),
-        "torch": json.loads(
-            _output([sys.executable, "-c", _TORCH_VERSIONS]) or '"torch cannot be imported"'
-        ),
+        "torch": torch_build,
         "commit": _output(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]).strip(),
     }
 
@@ -475,6 +497,7 @@ print(json.dumps({
     "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
     "capability": torch.cuda.get_device_capability() if cuda else None,
+    "cards": [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count() if cuda else 0)],
 }))
 """
 
@@ -586,7 +609,7 @@ def _text(report: Figures) -> str:
         (name, each["verdict"], f"{each['seconds']:.0f} s", _brief(each))
         for name, each in report["checks"].items()
     ]
-    heading = ", ".join(report["machine"]["cards"]) or "no NVIDIA GPU"
+    heading = "; ".join(report["machine"]["cards"]) or "no NVIDIA GPU"
     return "\n".join([paragraph(heading), table(("check", "outcome", "time", "figures"), rows)])
 
 

@@ -42,6 +42,12 @@ def gpu_memory_bytes(variables: Mapping[str, str] = os.environ) -> int | None:
     return min((size for size in sizes if size is not None), default=None)
 
 
+def gpu_names() -> list[str]:
+    """Names of this machine's NVIDIA GPUs, visible or not, with their memory where NVML tells it."""
+    report = nvml.report()
+    return [] if report is None else [str(gpu) for gpu in report.gpus]
+
+
 def gpu_faults() -> str:
     """Reasons why NVIDIA's driver or some of its GPUs cannot be used, in NVML's words; empty for none."""
     report = nvml.report()

@@ -20,11 +20,18 @@ class NvidiaGpu:
         uuid: Its UUID, such as `GPU-...` or `MIG-...`; empty if unknown.
         memory_bytes: Bytes of its memory; None if unknown.
         instances: MIG instances; None for a GPU that is not partitioned.
+        name: Name of the product, such as `NVIDIA H200`; empty if unknown.
     """
 
     uuid: str = ""
     memory_bytes: int | None = None
     instances: tuple[NvidiaGpu, ...] | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        """Name and memory, such as `NVIDIA H200, 139.8 GiB`."""
+        memory = f", {self.memory_bytes / 2**30:.1f} GiB" if self.memory_bytes else ""
+        return (self.name or self.uuid) + memory
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,11 @@ class _Nvml:
             self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(sizes))
         except _NvmlError:
             sizes[0] = 0  # shared with the CPU
+        name = ""
+        with contextlib.suppress(_NvmlError):
+            name = self.text("nvmlDeviceGetName", handle)
         uuid = self.text("nvmlDeviceGetUUID", handle)
-        return NvidiaGpu(uuid, sizes[0] or None, self._instances(handle))
+        return NvidiaGpu(uuid, sizes[0] or None, self._instances(handle), name)
 
     def _instances(self, gpu: ctypes.c_void_p) -> tuple[NvidiaGpu, ...] | None:
         pending = ctypes.c_uint()

@@ -1,7 +1,8 @@
 /* Stand-in for libnvidia-ml.so.1. The file that NVML_STAND_IN names has the machine, one entry a line:
  *   init CODE            what nvmlInit_v2 returns
  *   driver VERSION
- *   gpu CODE UUID MIB    a GPU; a CODE that is not 0 is returned for its handle. MIB of 0: memory is not reported
+ *   gpu CODE UUID MIB [NAME]   a GPU; a CODE that is not 0 is returned for its handle. MIB of 0: memory is not
+ *                        reported; without NAME its name is not
  *   mig UUID MIB         an instance of the last GPU; with UUID `none`, the GPU is partitioned and has none
  * Functions have the names, types and codes of NVIDIA's nvml.h. */
 #include <stdio.h>
@@ -12,7 +13,7 @@ enum { SUCCESS = 0, UNINITIALIZED = 1, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
 #define MOST 8
 
 struct device {
-    char uuid[96];
+    char uuid[96], name[96];
     unsigned long long mib;
     int code, has_mig;
     unsigned instances;
@@ -41,8 +42,10 @@ int nvmlInit_v2(void) {
     while (fgets(line, sizeof line, file)) {
         sscanf(line, "init %d", &result);
         sscanf(line, "driver %95s", driver);
-        if (sscanf(line, "gpu %d %95s %llu", &code, uuid, &mib) == 3)
-            gpus[count++] = device(code, uuid, mib);
+        if (sscanf(line, "gpu %d %95s %llu", &code, uuid, &mib) == 3) {
+            struct device *made = gpus[count++] = device(code, uuid, mib);
+            sscanf(line, "gpu %*d %*s %*u %95[^\n]", made->name);
+        }
         if (sscanf(line, "mig %95s %llu", uuid, &mib) == 2) {
             struct device *gpu = gpus[count - 1];
             gpu->has_mig = 1;
@@ -91,6 +94,11 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
 int nvmlDeviceGetUUID(struct device *gpu, char *text, unsigned size) {
     strncpy(text, gpu->uuid, size);
     return SUCCESS;
+}
+
+int nvmlDeviceGetName(struct device *gpu, char *text, unsigned size) {
+    strncpy(text, gpu->name, size);
+    return *gpu->name ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetMemoryInfo(struct device *gpu, unsigned long long *sizes) {

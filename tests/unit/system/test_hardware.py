@@ -59,6 +59,16 @@ def test_of_partitioned_gpus_a_process_sees_one_instance(machine: StandInNvml) -
     assert hardware.visible_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == 0, "it has no instance"
 
 
+def test_gpus_have_the_names_of_their_products(machine: StandInNvml) -> None:
+    machine.becomes("gpu 0 GPU-1 143771 NVIDIA H200\ngpu 0 GPU-2 0 NVIDIA GB10\ngpu 0 GPU-3 1024\n")
+    assert hardware.gpu_names() == ["NVIDIA H200, 140.4 GiB", "NVIDIA GB10", "GPU-3, 1.0 GiB"]
+
+
+def test_without_nvml_no_gpu_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "report", lambda: None)
+    assert hardware.gpu_names() == []
+
+
 def test_a_driver_older_than_mig_has_whole_gpus(machine: StandInNvml) -> None:
     machine.becomes("driver 418.87\ngpu 0 GPU-1 32510\ngpu 0 GPU-2 0\n", is_old=True)
     assert hardware.visible_gpus({}) == 2
