@@ -104,7 +104,7 @@ class Horovod(TcpParameterServer):
         if build.extension is None:
             reason = f"this Horovod was built without {self.framework}"
             return Availability(False, build.version, reason, REBUILD_HINT)
-        if build.framework_version not in (None, framework.version):
+        if not _is_version(build.framework_version, framework.version):
             reason = (
                 f"this Horovod was built for {self.framework} {build.framework_version}, and"
                 f" {framework.version} is installed"
@@ -180,7 +180,13 @@ class Horovod(TcpParameterServer):
                 " supports CPUs, its nccl NVIDIA GPUs."
             )
         build = build_info.installed(self.framework)
-        if build and build.extension and not build_info.has_collective(build.extension, name):
+        is_planned_elsewhere = name == "nccl"  # on this machine `accelerators` needs such a build
+        if (
+            not is_planned_elsewhere
+            and build
+            and build.extension
+            and not build_info.has_collective(build.extension, name)
+        ):
             raise UnsupportedError(
                 f"{self.name}:{name}: this Horovod was built without {name}. Use"
                 f" {self.name}:gloo, or build Horovod with it."
@@ -217,6 +223,14 @@ class Horovod(TcpParameterServer):
         rounds = compression == "fp16" and replicas > 1
         note = "gradients are rounded to float16 when they are sent (compression: fp16)"
         return [note] if rounds else []
+
+
+def _is_version(recorded: str | None, installed: str | None) -> bool:
+    """Whether a build is for the installed framework; the metadata of CUDA builds lacks `+cu130`."""
+    if recorded is None or installed is None:
+        return True
+    ours, theirs = recorded.split("+"), installed.split("+")
+    return all(left == right for left, right in zip(ours, theirs, strict=False))
 
 
 def _built(available: bool, name: str) -> Availability:

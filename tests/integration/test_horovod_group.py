@@ -26,6 +26,7 @@ import isotrain
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.tf_adapter import HorovodTF
 from isotrain.adapters.horovod.torch_adapter import HorovodTorch
+from isotrain.core.contracts.backend.capabilities import Availability
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing.backend import declarations
@@ -198,6 +199,25 @@ def test_a_broken_build_is_recognised_by_its_files(
     assert not found.available
     assert reason in str(found.reason)
     assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("built_for", "version", "fits"),
+    [
+        ("2.13.0+cu130", "2.13.0", True),  # torch for CUDA, and what its metadata says
+        ("2.13.0+cu130", "2.13.0+cpu", False),
+        ("2.13.0", "2.13.1", False),
+        ("2.1", "2.13.0", False),
+    ],
+)
+def test_a_build_is_for_one_version(
+    monkeypatch: pytest.MonkeyPatch, built_for: str, version: str, fits: bool
+) -> None:
+    adapter = HorovodTorch()
+    monkeypatch.setattr(adapter, "framework_availability", lambda: Availability(True, version))
+    build = build_info.Build("0.28.1", Path(__file__), built_for)
+    monkeypatch.setattr(build_info, "installed", lambda _: build)
+    assert adapter.availability().available == fits
 
 
 @pytest.mark.parametrize("backend", ADAPTERS)

@@ -202,6 +202,8 @@ def _variables(flags: Mapping[str, str], work: Path) -> dict[str, str]:
         variables.pop(name, None)
     variables["MAKEFLAGS"] = f"-j{_jobs()}"
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if cuda_home := variables.get("HOROVOD_CUDA_HOME"):
+        variables.setdefault("CUDA_HOME", cuda_home)  # by which torch finds CUDA's libraries
     variables |= _nccl_variables(variables, work / "nccl")
     include = headers.find_or_fetch(work / "headers")
     if include:
