@@ -14,7 +14,7 @@ from isotrain.core.contracts.backend.adapter_protocols import Message
 from isotrain.core.contracts.backend.group_hooks import PassCosts
 from isotrain.core.contracts.events import RunFailed
 from isotrain.core.contracts.launcher import LOCAL, Allocation, HostSlots, LauncherChoice
-from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.process import LOCALHOST, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ModelBytes
@@ -24,6 +24,7 @@ from isotrain.core.launching.probe_run import probe_rank_zero, probe_run
 from isotrain.core.launching.run_directory.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.pipeline.profile import LayerCost
 from isotrain.core.planning import gpu_plan as gpu_plans
+from isotrain.core.planning.backend_choice import resolve_backend
 from isotrain.core.planning.cluster_environment import detect_cluster_info, explain_rank
 from isotrain.core.planning.cluster_resources import ClusterResources, layout_of
 from isotrain.core.planning.gpu_plan import GpuPlan
@@ -304,7 +305,7 @@ def gpu_plan(
     Args:
         spec: What to train.
         hosts: Number of hosts.
-        gpus_per_host: Number of GPUs of each, one for each process.
+        gpus_per_host: Number of GPUs of each, one for each replica.
         gpu: Name of the GPU, such as `h100`; None: any.
         backend: Backend, as for `run`.
         quiet: Whether to show no progress.
@@ -316,7 +317,9 @@ def gpu_plan(
     card = None if gpu is None else gpu_plans.gpu(gpu)
     loaded = load_spec(spec).replace(device="gpu")
     resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
-    slots = HostSlots(gpus_per_host, devices=gpus_per_host)
+    name, _ = split_backend(resolve_backend(backend, resolved))
+    holds_all = resolved.plugins.backend(name).replicas_per_process == "all"
+    slots = HostSlots(1 if holds_all else gpus_per_host, devices=gpus_per_host)
     layout = layout_of("any launcher", Allocation((slots,) * hosts))
     resources = ClusterResources(layout, {})
     incomplete = make_plan(resolved, backend=backend, replicas=None, resources=resources)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import importlib
 import socketserver
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +19,8 @@ ARRIVALS = "isotrain"
 """Scope of the keys under which ranks announce themselves."""
 ALL_ARRIVED = "all"
 """Key that is set once all ranks have announced themselves."""
+_OPERATIONS = {"torch": "mpi_lib", "tensorflow": "MPI_LIB"}
+"""Name of the compiled operations in `mpi_ops`, by framework."""
 _POLL_S = 0.02
 
 
@@ -116,6 +119,22 @@ def _probe_optimizer() -> None:
     require(optimizer.backward_passes_per_step == 3, "the passes in `backward_passes_per_step`")
 
 
+def replace_libraries(
+    framework: str, basics_of: Callable[[Any], Any], operations_of: Callable[[Any], Any]
+) -> None:
+    """Puts stand-ins in the place of Horovod's compiled libraries.
+
+    Args:
+        framework: `torch` or `tensorflow`.
+        basics_of: Makes the stand-in for the library that tells ranks and sizes, from that library.
+        operations_of: Makes the stand-in for the framework's operations, from these.
+    """
+    module = importlib.import_module(f"horovod.{framework}.mpi_ops")
+    module._basics.MPI_LIB_CTYPES = basics_of(module._basics.MPI_LIB_CTYPES)
+    name = _OPERATIONS[framework]
+    setattr(module, name, operations_of(getattr(module, name)))
+
+
 def probes(framework: str, built: Mapping[str, bool]) -> tuple[PrivateApiProbe, ...]:
     """Probes of the undocumented parts used with a framework; they need a running Horovod.
 
@@ -133,9 +152,16 @@ def probes(framework: str, built: Mapping[str, bool]) -> tuple[PrivateApiProbe, 
                 build_info.has_collective(build.extension, name) == is_built, f"{name}: {is_built}"
             )
 
+    def probe_operations() -> None:
+        module = importlib.import_module(f"horovod.{framework}.mpi_ops")
+        require(hasattr(module._basics, "MPI_LIB_CTYPES"), "ranks by `_basics.MPI_LIB_CTYPES`")
+        name = _OPERATIONS[framework]
+        require(hasattr(module, name), f"operations in `{name}`")
+
     optimizer_probe = PrivateApiProbe("torch.DistributedOptimizer", _probe_optimizer)
     return (
         PrivateApiProbe("runner.http.http_server", _probe_rendezvous),
         PrivateApiProbe("the class names in its library", probe_library),
+        PrivateApiProbe(f"{framework}.mpi_ops", probe_operations),
         *((optimizer_probe,) if framework == "torch" else ()),
     )

@@ -17,10 +17,11 @@ from typing import Any
 
 import psutil
 
-from isotrain.adapters.horovod import build_info
+from isotrain.adapters.horovod import build_info, recorded
 from isotrain.adapters.horovod.private_api import ALL_ARRIVED, ARRIVALS, RendezvousServer
 from isotrain.plugin import (
     DATA,
+    RECORDED,
     SHARD,
     STAGE,
     BackendConfig,
@@ -62,7 +63,9 @@ def start(
             and this process has used MPI before.
         IsotrainError: A process did not arrive, or Horovod could not start.
     """
-    if backend_config.collective == "mpi":
+    if backend_config.collective == RECORDED:
+        recorded.start(hvd, context, process_sets)
+    elif backend_config.collective == "mpi":
         init_mpi(hvd.__name__.removeprefix("horovod."))
         _initialize(
             hvd, _common_variables(backend_config) | _mpi_variables(), context, process_sets
@@ -150,8 +153,9 @@ class ProcessSets:
         self._sets = {
             subgroup: self._hvd.ProcessSet(list(subgroup)) for subgroup in (*self._sets, *new)
         }
-        _sync(self._hvd)
-        stop(self._hvd)
+        if self._backend_config.collective != RECORDED:
+            _sync(self._hvd)
+            stop(self._hvd)
         start(self._hvd, self._context, self._backend_config, list(self._sets.values()))
 
 

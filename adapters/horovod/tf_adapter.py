@@ -8,7 +8,7 @@ from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.tensorflow.base_adapter import UNCUT, MultiProcessAdapter
-from isotrain.plugin import BackendConfig, DeviceKind, ProcessContext, StartMethod
+from isotrain.plugin import RECORDED, BackendConfig, DeviceKind, ProcessContext, StartMethod
 
 if TYPE_CHECKING:
     from isotrain.adapters.horovod.tf_comm import HorovodCommunicator
@@ -32,6 +32,10 @@ class HorovodTF(MultiProcessAdapter, Horovod):
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> HorovodCommunicator:
         _use_process_devices(backend_config, context)
+        if backend_config.collective == RECORDED:
+            from isotrain.adapters.horovod.tf_recorded import RecordedCommunicator
+
+            return RecordedCommunicator(context, backend_config)
         from isotrain.adapters.horovod.tf_comm import HorovodCommunicator
 
         return HorovodCommunicator(context, backend_config)

@@ -76,7 +76,7 @@ class HorovodCommunicator(Communicator):
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
             reduced = hvd.grouped_allreduce(
-                [_sendable(tensors[i]) for i in indices],
+                [sendable(tensors[i]) for i in indices],
                 op=_OPERATIONS[op],
                 compression=compression,
                 name=f"isotrain_{op}_{dtype.name}_{len(indices)}",
@@ -92,7 +92,7 @@ class HorovodCommunicator(Communicator):
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """One Horovod all-gather along a new first axis: shape `[replicas, *tensor.shape]`. Collective."""
-        row = tf.expand_dims(_sendable(tensor), 0)
+        row = tf.expand_dims(sendable(tensor), 0)
         gathered = hvd.allgather(row, name="isotrain_all_gather", ignore_name_scope=True)
         return tf.cast(tf.ensure_shape(gathered, [self.replicas, *tensor.shape]), tensor.dtype)
 
@@ -117,7 +117,7 @@ class HorovodCommunicator(Communicator):
         if process_set is None:
             return tf.identity(vector), vector[:1]
         received, counts = hvd.alltoall(
-            _sendable(self._prevent_constant_folding(vector)),
+            sendable(self._prevent_constant_folding(vector)),
             splits=tf.constant(sizes, tf.int32),
             name=self._unique_name(f"sum_parts_{process_set.process_set_id}"),
             ignore_name_scope=True,
@@ -136,7 +136,7 @@ class HorovodCommunicator(Communicator):
         local_size = sizes[process_set.rank()]
         sent = shard if local_size else self._prevent_constant_folding(tf.zeros(1, shard.dtype))
         gathered = hvd.allgather(
-            _sendable(sent),
+            sendable(sent),
             name=self._unique_name(f"join_parts_{process_set.process_set_id}"),
             ignore_name_scope=True,
             process_set=process_set,
@@ -163,7 +163,7 @@ class HorovodCommunicator(Communicator):
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """Sends a tensor of any shape by one all-to-all in which all rows but one are empty. Collective."""
         received, counts = hvd.alltoall(
-            tf.expand_dims(_sendable(tensor), 0),
+            tf.expand_dims(sendable(tensor), 0),
             splits=tf.one_hot(destination, self.replicas, dtype=tf.int32),
             name="isotrain_send_receive",
             ignore_name_scope=True,
@@ -183,7 +183,7 @@ class HorovodCommunicator(Communicator):
         if process_set is None:
             return tf.identity(tensor)
         total = hvd.allreduce(
-            _sendable(self._prevent_constant_folding(tensor)),
+            sendable(self._prevent_constant_folding(tensor)),
             op=hvd.Sum,
             name=self._unique_name(f"sum_within_{process_set.process_set_id}"),
             ignore_name_scope=True,
@@ -198,7 +198,7 @@ class HorovodCommunicator(Communicator):
             return tf.identity(tensor)
         root = local_subgroup(self.replica_index(), subgroups)[0]
         received = hvd.broadcast(
-            _sendable(self._prevent_constant_folding(tensor)),
+            sendable(self._prevent_constant_folding(tensor)),
             root,
             name=self._unique_name(f"broadcast_from_{root}_within_{process_set.process_set_id}"),
             ignore_name_scope=True,
@@ -276,6 +276,6 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
         return means
 
 
-def _sendable(tensor: tf.Tensor) -> tf.Tensor:
+def sendable(tensor: tf.Tensor) -> tf.Tensor:
     """Tensor for Horovod, any shape: bfloat16, which it does not support, is cast to float32."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.torch.base_adapter import TorchAdapter
-from isotrain.plugin import BackendConfig, DeviceKind, ProcessContext, StartMethod
+from isotrain.plugin import RECORDED, BackendConfig, DeviceKind, ProcessContext, StartMethod
 
 if TYPE_CHECKING:
     from isotrain.adapters.torch.comm.base import Communicator
@@ -28,6 +28,10 @@ class HorovodTorch(TorchAdapter, Horovod):
         return self.forked(spec, device, __name__, "isotrain.adapters.horovod.torch_comm")
 
     def connect(self, backend_config: BackendConfig, context: ProcessContext) -> Communicator:
+        if backend_config.collective == RECORDED:
+            from isotrain.adapters.horovod.torch_recorded import RecordedCommunicator
+
+            return RecordedCommunicator(context, backend_config)
         from isotrain.adapters.horovod.torch_comm import HorovodCommunicator
 
         return HorovodCommunicator(context, backend_config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters.common import nccl
@@ -18,6 +19,7 @@ from isotrain.adapters.tensorflow.base_adapter import (
 )
 from isotrain.adapters.tensorflow.build_info import is_cuda_build
 from isotrain.plugin import (
+    RECORDED,
     REPLICATED_CAPABILITIES,
     Availability,
     BackendConfig,
@@ -192,14 +194,19 @@ class TFMirrored(_TFDistribute):
     ) -> tf.distribute.Strategy:
         from isotrain.adapters.tensorflow import distribution
 
+        if backend_config.collective == RECORDED:
+            backend_config = replace(backend_config, collective=self.cpu_collective)
         return distribution.mirrored_strategy(backend_config, context)
 
     def connect(
         self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
     ) -> communicator.Communicator:
+        from isotrain.adapters.tensorflow.comm.recorded import RecordedMirroredCommunicator
         from isotrain.adapters.tensorflow.comm.tf_distribute import MirroredCommunicator
 
-        return MirroredCommunicator(context.replicas, context.local_replicas, bucket_bytes)
+        is_recorded = backend_config.collective == RECORDED
+        communicator = RecordedMirroredCommunicator if is_recorded else MirroredCommunicator
+        return communicator(context.replicas, context.local_replicas, bucket_bytes)
 
 
 class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
@@ -248,17 +255,24 @@ class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> communicator.Communicator:
         from isotrain.adapters.tensorflow import distribution
+        from isotrain.adapters.tensorflow.comm.recorded import RecordedProcessCommunicator
         from isotrain.adapters.tensorflow.comm.tf_distribute import ProcessCommunicator
 
         distribution.use_threads(backend_config.threads)
         self.build_strategy(spec, backend_config, context)  # for its server
-        return ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
+        is_recorded = backend_config.collective == RECORDED
+        communicator = RecordedProcessCommunicator if is_recorded else ProcessCommunicator
+        return communicator(context, backend_config, DEFAULT_BUCKET_BYTES)
 
     def build_strategy(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> tf.distribute.Strategy:
+        import tensorflow as tf
+
         from isotrain.adapters.tensorflow import distribution
 
+        if backend_config.collective == RECORDED:
+            return tf.distribute.get_strategy()
         return distribution.multi_worker_strategy(backend_config, context, spec.timeouts.start)
 
     def initial_values(
@@ -271,9 +285,12 @@ class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
     def connect(
         self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
     ) -> communicator.Communicator:
+        from isotrain.adapters.tensorflow.comm.recorded import RecordedCommunicator
         from isotrain.adapters.tensorflow.comm.tf_distribute import MultiWorkerCommunicator
 
-        return MultiWorkerCommunicator(context, backend_config, bucket_bytes)
+        is_recorded = backend_config.collective == RECORDED
+        communicator = RecordedCommunicator if is_recorded else MultiWorkerCommunicator
+        return communicator(context, backend_config, bucket_bytes)
 
 
 def bucket_bytes(options: Mapping[str, Any], backend: str) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,11 +15,13 @@ from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.tensorflow.optimizer_state_names import KerasOptimizerStateNames
 from isotrain.plugin import (
+    RECORDED,
     Adapter,
     Availability,
     BackendConfig,
     Capabilities,
     DeviceKind,
+    Message,
     PipelineSplit,
     ProcessContext,
     StartMethod,
@@ -109,6 +112,11 @@ class TensorFlowAdapter(Adapter):
         adapter_modules = (__name__, *(f"{package}.{each}" for each in submodules), *modules)
         return StartMethod((keras_backend.LAZY_IMPORT, "tensorflow", "keras", *adapter_modules))
 
+    def recorded_messages(self) -> AbstractContextManager[Sequence[Message]]:
+        from isotrain.adapters.tensorflow.comm import recorded
+
+        return recorded.recorded_messages()
+
     def start_updates(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> dict[str, ReplicaGroup]:
@@ -160,12 +168,18 @@ class MultiProcessAdapter(TensorFlowAdapter):
         split: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("tensorflow")
-        from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
+        from isotrain.adapters.tensorflow.pipeline.comm import (
+            PipelineCommunicator,
+            RecordedPipelineCommunicator,
+        )
         from isotrain.adapters.tensorflow.pipeline.replica_group import PipelineReplicaGroup
 
         processes = self.connect_processes(spec, backend_config, context)
-        communicator = PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
-        return PipelineReplicaGroup(spec, communicator, split)
+        is_recorded = backend_config.collective == RECORDED
+        communicator = RecordedPipelineCommunicator if is_recorded else PipelineCommunicator
+        return PipelineReplicaGroup(
+            spec, communicator(processes, context, DEFAULT_BUCKET_BYTES), split
+        )
 
 
 def _installed_version() -> str | None:

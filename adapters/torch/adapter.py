@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from isotrain.plugin import (
     Capability,
     DeviceKind,
     Examination,
-    Message,
     PlanError,
     ProcessContext,
     StartMethod,
@@ -153,11 +151,6 @@ class TorchDDP(TorchAdapter):
         from isotrain.adapters.torch.comm.ddp import DDPCommunicator
 
         return DDPCommunicator(backend_config, context)
-
-    def recorded_messages(self) -> AbstractContextManager[Sequence[Message]]:
-        from isotrain.adapters.torch.comm import recorded_group
-
-        return recorded_group.recorded_messages()
 
     def connect_pipeline(
         self, backend_config: BackendConfig, context: ProcessContext

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +18,7 @@ from isotrain.plugin import (
     Availability,
     BackendConfig,
     DeviceKind,
+    Message,
     PipelineSplit,
     ProcessContext,
     StartMethod,
@@ -157,6 +159,11 @@ class TorchAdapter(TcpParameterServer):
         if context.replicas == 1:
             return SingleReplicaCommunicator(*context.local_replicas)
         return self.connect(backend_config, context)
+
+    def recorded_messages(self) -> AbstractContextManager[Sequence[Message]]:
+        from isotrain.adapters.torch.comm import recorded_group
+
+        return recorded_group.recorded_messages()
 
     def start_updates(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext

@@ -59,7 +59,8 @@ class ClusterResources(Resources):
         if spec.device == "gpu":
             raise PlanError(
                 f"device: gpu was requested, which takes {counted(needed, 'GPU')} on a host; a process sees"
-                f" {gpus}. Let each process see all GPUs of its host, start fewer, or use device: cpu."
+                f" {gpus} that {adapter.name!r} can use. Let each process see all GPUs of its host, start"
+                " fewer, or use device: cpu; `isotrain doctor` on such a host says what it can use."
             )
         if (
             self.options is not None

@@ -71,10 +71,11 @@ class Collective:
 
     Attributes:
         kind: Kind, as in `Message`.
-        processes: Number of processes in the group; 2 for transfers.
+        processes: Number of processes in the group, or of replicas that one process holds; 2 for transfers.
         hosts: Number of hosts that these are on.
         count: Number of them per step, on average.
         nbytes: Bytes of their unsharded tensors per step, on average.
+        is_fused: Whether the backend may send several as one, so that `count` is the largest number.
     """
 
     kind: str
@@ -82,11 +83,12 @@ class Collective:
     hosts: int
     count: float
     nbytes: float
+    is_fused: bool = False
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that a process sends per step, by a ring."""
-        if self.kind == "send":
+        """Bytes that a process sends per step, by a ring; that of a broadcast's root."""
+        if self.kind in ("send", "broadcast"):
             return self.nbytes
         return (1 + (self.kind == "all-reduce")) * (1 - 1 / self.processes) * self.nbytes
 
@@ -111,14 +113,22 @@ def counting_obstacle(resolved_spec: ResolvedSpec, plan: Plan) -> str | None:
 
 def collectives(messages: Sequence[Message], steps: int, plan: Plan) -> list[Collective]:
     """Collectives per step, of messages in some steps of rank 0; those with most bytes first."""
-    counts: Counter[tuple[str, int, int]] = Counter()
-    nbytes: Counter[tuple[str, int, int]] = Counter()
+    counts: Counter[tuple[str, int, int, bool]] = Counter()
+    nbytes: Counter[tuple[str, int, int, bool]] = Counter()
+    host_of = {
+        each: process.host
+        for process in plan.processes
+        for each in (process.replicas if len(plan.processes) == 1 else [process.rank])
+    }
     for message in messages:
-        hosts = {plan.processes[rank].host for rank in message.ranks}
-        key = message.kind, len(message.ranks), len(hosts)
+        hosts = {host_of[rank] for rank in message.ranks}
+        key = message.kind, len(message.ranks), len(hosts), message.is_fused
         counts[key] += 1
         nbytes[key] += message.nbytes
-    found = [Collective(*key, counts[key] / steps, size / steps) for key, size in nbytes.items()]
+    found = [
+        Collective(*key[:3], counts[key] / steps, size / steps, is_fused=key[3])
+        for key, size in nbytes.items()
+    ]
     return sorted(found, key=lambda each: -each.nbytes)
 
 
@@ -155,7 +165,8 @@ class GpuPlan:
         plan: The plan.
         collectives: Collectives of a step; None if they are not counted.
         why_not_counted: Reason of that.
-        needed_bytes: Bytes that the GPU with most of them needs; without activations that are not counted.
+        needed_bytes: Bytes that the GPU with most of them needs in a step; without activations that are not
+            counted.
         gpu: Name of the GPU; None: any.
         bounds: Bounds on the time of a step; None if unknown.
         alternatives: What fits, as options of the command line, if the plan does not.
@@ -170,6 +181,11 @@ class GpuPlan:
     alternatives: Sequence[str] = ()
 
     @property
+    def gathered_bytes(self) -> int | None:
+        """Bytes on a GPU while it has all weights; None if it always has."""
+        return gathered_bytes(self.plan)
+
+    @property
     def activations_counted(self) -> bool:
         """Whether `needed_bytes` has the activations."""
         return self.plan.stages is not None or self.plan.activation_bytes is not None
@@ -179,7 +195,7 @@ class GpuPlan:
         """Whether the GPU has enough memory; None without a GPU, or if uncounted activations decide."""
         if self.gpu is None:
             return None
-        if self.needed_bytes > gpu(self.gpu).memory_bytes:
+        if max(self.needed_bytes, self.gathered_bytes or 0) > gpu(self.gpu).memory_bytes:
             return False
         return True if self.activations_counted else None
 
@@ -193,6 +209,7 @@ class GpuPlan:
             else [{**asdict(each), "sent_bytes": each.sent_bytes} for each in self.collectives],
             "why_not_counted": self.why_not_counted,
             "needed_bytes": self.needed_bytes,
+            "gathered_bytes": self.gathered_bytes,
             "activations_counted": self.activations_counted,
             "gpu": self.gpu,
             "fits": self.fits,
@@ -217,6 +234,27 @@ def needed_bytes(plan: Plan) -> int:
         )
     state = 0 if plan.state_bytes is None else plan.state_bytes.total
     return state + (plan.activation_bytes or 0) + RESERVED_BYTES
+
+
+def gathered_bytes(plan: Plan) -> int | None:
+    """Bytes on a GPU while it has all weights, as in evaluations and at the end of the run.
+
+    None for runs whose processes have all weights at any time.
+    """
+    is_split = plan.device_mesh.positions_per_replica > 1
+    state = plan.state_bytes
+    if state is None or not (is_split or plan.parallel_layout == "fully-sharded"):
+        return None
+    if plan.stages is not None:  # its weights are among all; its gradients stay
+        own = max(each.weight_bytes + each.slot_bytes for each in plan.stages.stages)
+        return RESERVED_BYTES + state.weights + own
+    gradients = min(state.gradients, state.weights)  # they are sharded again after a step
+    return RESERVED_BYTES + state.weights + gradients + state.slots + (plan.gradient_bytes or 0)
+
+
+def _most_bytes(plan: Plan) -> int:
+    """Bytes that a GPU must have for a run."""
+    return max(needed_bytes(plan), gathered_bytes(plan) or 0)
 
 
 def step_bounds(
@@ -266,13 +304,23 @@ def fitting_alternatives(
     """
     spec, host = resolved_spec.spec, resolved_spec.plugins
 
-    def made(**fields: Any) -> Plan | None:
-        """The complete plan with other fields of the spec; None if it is refused, or has stages."""
+    def made(**fields: Any) -> tuple[ResolvedSpec, Plan] | None:
+        """The plan with other fields of the spec, before its model is known; None if it is refused."""
         try:
             changed = ResolvedSpec(spec.replace(**fields), host)
-            other = make_plan(changed, backend=plan.backend, replicas=None, resources=resources)
-            has_stages = STAGE in other.device_mesh.sizes
-            return None if has_stages else complete_plan(other, changed, stats)
+            return changed, make_plan(
+                changed, backend=plan.backend, replicas=None, resources=resources
+            )
+        except (PlanError, SpecError):
+            return None
+
+    def completed(**fields: Any) -> Plan | None:
+        """The complete plan with other fields of the spec; None if it is refused, or has stages."""
+        found = made(**fields)
+        if found is None or STAGE in found[1].device_mesh.sizes:
+            return None
+        try:
+            return complete_plan(found[1], found[0], stats)
         except (PlanError, SpecError):
             return None
 
@@ -281,8 +329,8 @@ def fitting_alternatives(
     for argument, choice in choices.items():
         for factor in _micro_batch_factors(plan):
             count = plan.gradient_accumulation_steps * factor
-            other = made(strategy=choice, gradient_accumulation_steps=count)
-            if other is None or needed_bytes(other) > limit_bytes:
+            other = completed(strategy=choice, gradient_accumulation_steps=count)
+            if other is None or _most_bytes(other) > limit_bytes:
                 continue
             options = [f"--strategy {argument}"] if argument else []
             if factor > 1:
@@ -290,9 +338,19 @@ def fitting_alternatives(
             is_counted = other.activation_bytes is not None
             yield " ".join(options) + ("" if is_counted else ", without activations")
             break
-    left = limit_bytes - needed_bytes(replace(plan, activation_bytes=0, stages=None))
-    if left > 0 and not spec.recompute and made(recompute=["*"]) is not None:
+    plan = _without_activations(plan)
+    left = limit_bytes - needed_bytes(plan)
+    can_fit = _most_bytes(plan) < limit_bytes and not spec.recompute
+    if can_fit and made(recompute=["*"]) is not None:
         yield f"recompute, where it leaves {left / 2**30:.3g} GiB of activations or less"
+
+
+def _without_activations(plan: Plan) -> Plan:
+    """The plan as if its passes kept nothing."""
+    if plan.stages is None:
+        return replace(plan, activation_bytes=0)
+    stages = [replace(each, activation_bytes=0) for each in plan.stages.stages]
+    return replace(plan, stages=replace(plan.stages, stages=tuple(stages)))
 
 
 def _micro_batch_factors(plan: Plan) -> list[int]:

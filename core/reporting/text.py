@@ -103,7 +103,7 @@ def gpu_plan(fields: Mapping[str, Any]) -> str:
             each["kind"],
             str(each["processes"]),
             str(each["hosts"]),
-            f"{each['count']:g}",
+            f"{'at most ' if each['is_fused'] else ''}{each['count']:g}",
             size(each["nbytes"]),
             size(each["sent_bytes"]),
         )
@@ -116,6 +116,9 @@ def gpu_plan(fields: Mapping[str, Any]) -> str:
     if not fields["activations_counted"]:
         needed += "; without activations, which are not counted"
     facts_of_gpu = [("a GPU must hold", needed)]
+    if (gathered := fields["gathered_bytes"]) is not None:
+        told = f"{size(gathered)}, with all weights: in evaluations, and at the end of the run"
+        facts_of_gpu.append(("", told))
     if fields["gpu"] is not None:
         fits = "unknown" if fields["fits"] is None else _yes_or_no(fields["fits"])
         facts_of_gpu.append((f"fits on {fields['gpu']}", fits))

@@ -182,7 +182,7 @@ def measure_model(session: Session) -> dict[str, Any]:
     }
 
 
-def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...]]] | None:
+def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...], bool]] | None:
     """Returns the fields of each `Message` of a period of steps; None where the loop makes its batches."""
     from dataclasses import astuple, replace
     from typing import cast

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -76,8 +76,8 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         rank = self.replica_index()
         if destination == source == rank:
             return tf.identity(tensor)
-        sent = self._send(tensor, self._keys("send", (rank, destination), tensor))
-        received = self._receive(tensor, self._keys("send", (source, rank), tensor))
+        sent = self._send(tensor, "send", (rank, destination))
+        received = self._receive(tensor, "send", (source, rank))
         with tf.control_dependencies([sent]):
             return tf.identity(received)
 
@@ -136,54 +136,48 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         with tf.control_dependencies(outgoing):
             for index, other in enumerate(members):
                 if other != rank and outgoing[index].shape[0]:
-                    keys = self._keys(kind, (rank, other), outgoing[index])
-                    sent.append(self._send(outgoing[index], keys))
+                    sent.append(self._send(outgoing[index], kind, (rank, other)))
                 if other != rank and like[index].shape[0]:
-                    keys = self._keys(kind, (other, rank), like[index])
-                    received[index] = self._receive(like[index], keys)
+                    received[index] = self._receive(like[index], kind, (other, rank))
         with tf.control_dependencies(sent):
             return [tf.identity(tensor) for tensor in received]
 
-    def _send(self, tensor: tf.Tensor, keys: dict[str, int]) -> tf.Tensor:
-        """Sends a tensor of any shape, as the root of a broadcast between two replicas."""
-        return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **keys, **self._hint)
+    def _send(self, tensor: tf.Tensor, kind: str, members: tuple[int, ...]) -> tf.Tensor:
+        """Sends a tensor of any shape to the other members, as the root of a broadcast."""
+        return tf.raw_ops.CollectiveBcastSendV2(
+            input=tensor, **self._keys(kind, members, tensor), **self._hint
+        )
 
-    def _receive(self, like: tf.Tensor, keys: dict[str, int]) -> tf.Tensor:
-        """Receives a tensor of the shape and dtype of `like`."""
+    def _receive(self, like: tf.Tensor, kind: str, members: tuple[int, ...]) -> tf.Tensor:
+        """Receives a tensor of the shape and dtype of `like` from the first member."""
         received = tf.raw_ops.CollectiveBcastRecvV2(
-            T=like.dtype, shape=tf.shape(like), **keys, **self._hint
+            T=like.dtype, shape=tf.shape(like), **self._keys(kind, members, like), **self._hint
         )
         return tf.ensure_shape(received, like.shape)
 
-    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        def add(keys: dict[str, int], root: int) -> tf.Tensor:
-            return tf.raw_ops.CollectiveReduceV2(
-                input=tensor, ordering_token=[], merge_op="Add", final_op="Id", **keys, **self._hint
-            )
+    def _reduce(self, tensor: tf.Tensor, members: tuple[int, ...]) -> tf.Tensor:
+        """All-reduces (sum) a tensor of any shape over the members."""
+        total = tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            **self._keys("sum", members, tensor),
+            **self._hint,
+        )
+        return tf.ensure_shape(total, tensor.shape)
 
-        return self._run_in_subgroup("sum", tensor, subgroups, add)
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
+        subgroup = local_subgroup(self.replica_index(), subgroups)
+        return self._reduce(tensor, subgroup) if subgroup else tf.identity(tensor)
 
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        def broadcast(keys: dict[str, int], root: int) -> tf.Tensor:
-            is_root = self.replica_index() == root
-            return self._send(tensor, keys) if is_root else self._receive(tensor, keys)
-
-        return self._run_in_subgroup("broadcast", tensor, subgroups, broadcast)
-
-    def _run_in_subgroup(
-        self,
-        kind: str,
-        tensor: tf.Tensor,
-        subgroups: Subgroups,
-        operation: Callable[[dict[str, int], int], tf.Tensor],
-    ) -> tf.Tensor:
-        """Runs a collective on a tensor of any shape in this replica's subgroup, if it is in one."""
-        subgroup = local_subgroup(self.replica_index(), subgroups)
+        rank = self.replica_index()
+        subgroup = local_subgroup(rank, subgroups)
         if not subgroup:
             return tf.identity(tensor)
-        return tf.ensure_shape(
-            operation(self._keys(kind, subgroup, tensor), subgroup[0]), tensor.shape
-        )
+        transfer = self._send if rank == subgroup[0] else self._receive
+        return tf.ensure_shape(transfer(tensor, "broadcast", subgroup), tensor.shape)
 
 
 class ProcessCommunicator(MultiWorkerCommunicator):

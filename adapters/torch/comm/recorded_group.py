@@ -103,7 +103,7 @@ class RecordedGroup(dist.ProcessGroup):
         self, kind: str, tensors: Sequence[torch.Tensor], result: Any, ranks: Sequence[int] = ()
     ) -> dist.Work:
         ranks = tuple(ranks or dist.get_process_group_ranks(self))
-        _messages.append(Message(kind, sum(tensor.nbytes for tensor in tensors), ranks))
+        record(Message(kind, sum(tensor.nbytes for tensor in tensors), ranks))
         return _DoneWork(result)
 
     def getBackendName(self) -> str:
@@ -118,9 +118,14 @@ class RecordedGroup(dist.ProcessGroup):
 
 @contextlib.contextmanager
 def recorded_messages() -> Iterator[Sequence[Message]]:
-    """Context that gives what this process's recorded groups would have sent since it was entered. Local."""
+    """Context that gives what this process would have sent since it was entered. Local."""
     _messages.clear()
     yield _messages
+
+
+def record(message: Message) -> None:
+    """Records a message of this process. Local."""
+    _messages.append(message)
 
 
 def register() -> None:

@@ -144,14 +144,17 @@ class Message:
     """A collective, or a transfer, that a process takes part in.
 
     Attributes:
-        kind: `all-reduce`, `all-gather`, `reduce-scatter`, `broadcast` or `send`.
+        kind: `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all`, `broadcast` or `send`.
         nbytes: Bytes of the unsharded tensors.
-        ranks: Ranks of the processes that take part; of a transfer, sender and receiver.
+        ranks: Ranks of the processes that take part, or indices of replicas that are all in one process; of
+            a transfer, sender and receiver.
+        is_fused: Whether the backend may send it together with others that are ready at the same time.
     """
 
     kind: str
     nbytes: int
     ranks: tuple[int, ...]
+    is_fused: bool = False
 
 
 RECORDED = "recorded"

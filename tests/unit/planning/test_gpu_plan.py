@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from isotrain.core.contracts.launcher import Allocation, HostSlots
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.errors import PlanError
+from isotrain.core.pipeline.pipeline_plan import PipelinePlan, PlannedStage, Proposal
 from isotrain.core.planning.cluster_resources import ClusterResources, layout_of
 from isotrain.core.planning.gpu_plan import (
     GPUS,
@@ -23,6 +25,7 @@ from isotrain.core.planning.gpu_plan import (
     collectives,
     counting_obstacle,
     fitting_alternatives,
+    gathered_bytes,
     gpu,
     needed_bytes,
     step_bounds,
@@ -75,17 +78,26 @@ def test_messages_are_counted_by_kind_group_and_hosts() -> None:
         *[Message("all-reduce", 100, tuple(range(8)))] * 4,
         Message("all-reduce", 8, (0, 1, 2, 3)),
         Message("send", 6, (0, 4)),
+        *[Message("all-reduce", 20, tuple(range(8)), is_fused=True)] * 3,
     ]
-    assert collectives(messages, 2, plan) == [
+    found = collectives(messages, 2, plan)
+    assert found == [
         Collective("all-reduce", 8, 2, 2.0, 200.0),
+        Collective("all-reduce", 8, 2, 1.5, 30.0, is_fused=True),
         Collective("all-reduce", 4, 1, 0.5, 4.0),
         Collective("send", 2, 2, 0.5, 3.0),
     ]
+    shown = text.gpu_plan(GpuPlan(plan, found, None, needed_bytes(plan)).to_dict())
+    assert "| at most 1.5 |" in shown
+    assert "| 2           |" in shown
 
 
 @pytest.mark.parametrize(
     ("kind", "sent"),
-    [("all-reduce", 150), ("all-gather", 75), ("reduce-scatter", 75), ("send", 100)],
+    [
+        *(("all-reduce", 150), ("all-gather", 75), ("reduce-scatter", 75), ("all-to-all", 75)),
+        *(("send", 100), ("broadcast", 100)),
+    ],
 )
 def test_a_ring_sends_a_part_of_the_tensor(kind: str, sent: float) -> None:
     assert Collective(kind, 4, 1, 1, 100).sent_bytes == sent
@@ -118,6 +130,45 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
         resolved, plan, stats, RESOURCES, 4 * sum(WEIGHTS) + 3 * 2**30
     )
     assert recompute == "recompute, where it leaves 2 GiB of activations or less"
+
+
+def staged(plan: Plan, stages: Sequence[int], activation_bytes: int) -> Plan:
+    """The plan with stages of so many bytes of weights, each with two slots."""
+    planned_stages = tuple(
+        PlannedStage(("layer",), 1, 1.0, 2.0, weights, 2 * weights, activation_bytes, 0)
+        for weights in stages
+    )
+    none = Proposal((), (), 0.0)
+    return replace(plan, stages=PipelinePlan(planned_stages, 1.0, 0.0, ("", ""), none, none))
+
+
+def test_what_recompute_must_save_in_a_pipeline_is_of_its_largest_stage() -> None:
+    pipeline = {"name": "pipeline", "options": {"stages": 4}}
+    resolved, stats, plan = planned(strategy=pipeline, gradient_accumulation_steps=4)
+    plan = staged(plan, (6 * 10**9, 8 * 10**9, 8 * 10**9, 10 * 10**9), 70 * 2**30)
+    assert needed_bytes(plan) == RESERVED_BYTES + 4 * 10 * 10**9 + 70 * 2**30
+    limit = RESERVED_BYTES + 4 * 10 * 10**9 + 64 * 2**30
+    *_, recompute = fitting_alternatives(resolved, plan, stats, RESOURCES, limit)
+    assert recompute == "recompute, where it leaves 64 GiB of activations or less"
+
+
+def test_all_weights_fit_besides_what_a_step_needs() -> None:
+    """A stage is small, but at the end of the run its process has all weights."""
+    resolved, stats, plan = planned(
+        strategy={"name": "pipeline", "options": {"stages": 8}}, gradient_accumulation_steps=4
+    )
+    plan = staged(plan, WEIGHTS, 0)
+    assert gathered_bytes(plan) == RESERVED_BYTES + sum(WEIGHTS) + 3 * WEIGHTS[0]
+    made = GpuPlan(plan, [], None, needed_bytes(plan), "h100")
+    assert made.fits
+    assert "with all weights: in evaluations" in text.gpu_plan(made.to_dict())
+    larger = replace(plan.state_bytes, weights=80 * 10**9)  # type: ignore[type-var]
+    assert replace(made, plan=replace(plan, state_bytes=larger)).fits is False
+    assert not list(fitting_alternatives(resolved, plan, stats, RESOURCES, sum(WEIGHTS)))
+    whole = planned(strategy={"name": "sharded", "options": {"stage": 3}})[-1]
+    assert whole.state_bytes is not None
+    assert gathered_bytes(whole) == RESERVED_BYTES + whole.state_bytes.total + sum(WEIGHTS)
+    assert gathered_bytes(planned()[-1]) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""Collectives that plans for GPUs count on Horovod and TensorFlow, against those of runs on CPUs."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import Any
+
+import pytest
+from integration import collective_counts
+from integration.collective_counts import SPEC, Counts
+
+from isotrain.core import api
+from isotrain.core.planning.gpu_plan import Collective
+from isotrain.testing.consecutive_sessions import launched_in_turn
+
+pytestmark = [pytest.mark.slow, pytest.mark.features]
+
+SHARDED = {"strategy": {"name": "sharded", "options": {"stage": 2}}}
+FULLY = {"strategy": {"name": "sharded", "options": {"stage": 3, "bucket_megabytes": 0.2}}}
+LOCAL = {"strategy": {"name": "local-sgd", "options": {"every": 3}}}
+GOSSIP = {"strategy": {"name": "gossip", "options": {"graph": "ring"}}}
+PIPELINE = {
+    "strategy": {"name": "pipeline", "options": {"stages": 2}},
+    "gradient_accumulation_steps": 4,
+}
+CASES: dict[str, dict[str, dict[str, Any]]] = {
+    "horovod-torch": {
+        "data-parallel": {"gradient_accumulation_steps": 2},
+        "groups": {"backend_options": {"horovod-torch": {"groups": 2, "compression": "fp16"}}},
+        "local": LOCAL,
+        "sharded": SHARDED,
+        "fully": FULLY,
+    },
+    "horovod-tf": {"data-parallel": {}, "gossip": GOSSIP, "sharded": SHARDED},
+    "tf-multiworker": {"data-parallel": {}, "local": LOCAL, "sharded": SHARDED, "fully": FULLY},
+}
+_OF_HOROVOD = {
+    "all-reduce": "ALLREDUCE",
+    "all-gather": "ALLGATHER",
+    "all-to-all": "ALLTOALL",
+    "broadcast": "BROADCAST",
+}
+
+
+def planned(backend: str, replicas: int, **fields: Any) -> list[Collective]:
+    plan = api.gpu_plan(
+        {**SPEC, **fields}, hosts=1, gpus_per_host=replicas, backend=backend, quiet=True
+    )
+    assert plan.collectives is not None, plan.why_not_counted
+    return list(plan.collectives)
+
+
+def ran(backend: str, replicas: int, names: tuple[str, ...]) -> dict[str, Any]:
+    """What rank 0 of real runs found, by case."""
+    specs = {name: {**SPEC, **CASES[backend][name]} for name in names}
+    work = (
+        collective_counts.of_horovod
+        if backend.startswith("horovod")
+        else collective_counts.of_tensorflow
+    )
+    return launched_in_turn(specs, work, backend, replicas)[0]
+
+
+ran_once = functools.cache(ran)
+
+
+def counts_of_horovod(found: list[Collective], as_sends: str) -> Counts:
+    """The counts of a plan by what Horovod calls them; `as_sends` is how it makes transfers."""
+    counts: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    for each in found:
+        kind = _OF_HOROVOD.get(each.kind, as_sends)
+        counts[kind] += each.count  # type: ignore[assignment]
+        if kind != "ALLTOALL":
+            nbytes[kind] += each.nbytes  # type: ignore[assignment]
+    return {kind: [counts[kind], nbytes[kind]] for kind in counts}
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(each, name) for each in ("horovod-torch", "horovod-tf") for name in CASES[each]],
+)
+def test_horovod_does_what_is_counted(
+    monkeypatch: pytest.MonkeyPatch, backend: str, name: str
+) -> None:
+    """By its timeline; what it may fuse is counted by tensor."""
+    monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
+    found = ran_once(backend, 2, tuple(CASES[backend]))[name]
+    counted = counts_of_horovod(planned(backend, 2, **CASES[backend][name]), "ALLTOALL")
+    assert counted == found
+
+
+@pytest.mark.parametrize("name", CASES["tf-multiworker"])
+def test_tensorflow_does_what_is_counted(name: str) -> None:
+    """By its profiler; the kernel sees the bytes, of which there are more: those of gRPC."""
+    counts, sent = ran_once("tf-multiworker", 2, tuple(CASES["tf-multiworker"]))[name]
+    found = planned("tf-multiworker", 2, **CASES["tf-multiworker"][name])
+    counted: Counter[str] = Counter()
+    for each in found:
+        counted[each.kind] += each.count  # type: ignore[assignment]
+    assert counted == counts
+    to_be_sent = sum(each.sent_bytes for each in found)
+    assert to_be_sent < sent < 1.1 * to_be_sent + 8192
+
+
+@pytest.mark.parametrize("backend", ["horovod-tf", "tf-multiworker"])
+def test_four_replicas_do_what_is_counted(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
+    found = ran(backend, 4, ("data-parallel",))["data-parallel"]
+    counted = planned(backend, 4)
+    if backend == "horovod-tf":
+        assert counts_of_horovod(counted, "ALLTOALL") == found
+        return
+    (all_reduce,) = counted
+    assert found[0] == {"all-reduce": all_reduce.count}
+    assert all_reduce.sent_bytes < found[1] < 1.1 * all_reduce.sent_bytes + 8192
+
+
+def test_replicas_of_one_process_send_what_those_of_several_do() -> None:
+    assert planned("tf-mirrored", 4) == planned("tf-multiworker", 4)
+
+
+def test_the_first_stage_sends_activations() -> None:
+    """Of each micro-batch, 8 of 64 samples at a replica of 2; and it gets their gradients."""
+    for backend in CASES:
+        found = planned(backend, 4, **PIPELINE)
+        (transfers,) = (each for each in found if each.kind == "send")
+        assert (transfers.processes, transfers.count) == (2, 4)
