@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 
-from isotrain.plugin import ProcessContext
+from isotrain.plugin import PeerLostError, ProcessContext
 
 _RETRY_SECONDS = 0.005
 _PATIENCE_SECONDS = 5.0
 
 
-def wait_for_rank_zero(context: ProcessContext, patience: float = _PATIENCE_SECONDS) -> None:
+def wait_for_rank_zero(
+    context: ProcessContext,
+    patience: float = _PATIENCE_SECONDS,
+    is_interrupted: Callable[[], bool] = lambda: False,
+) -> None:
     """Returns once the rendezvous server accepts connections, or after a timeout; at once on rank 0.
 
     A refused connection costs a replica half a second in torch's store, and a second in TensorFlow's
@@ -20,6 +25,10 @@ def wait_for_rank_zero(context: ProcessContext, patience: float = _PATIENCE_SECO
     Args:
         context: Rank and rendezvous address of this process.
         patience: Timeout in seconds, after which the framework waits in its own way and raises its own error.
+        is_interrupted: Whether to wait no longer, as a member is lost.
+
+    Raises:
+        PeerLostError: A member is lost.
     """
     if context.rank == 0:
         return
@@ -28,6 +37,8 @@ def wait_for_rank_zero(context: ProcessContext, patience: float = _PATIENCE_SECO
         try:
             socket.create_connection(context.rendezvous, patience).close()
         except ConnectionRefusedError:
+            if is_interrupted():
+                raise PeerLostError("a member of the process group is lost") from None
             time.sleep(_RETRY_SECONDS)
         except OSError:
             return

@@ -223,6 +223,9 @@ class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
     cpu_collective = "ring"
     parameter_server_transport = "grpc"
 
+    def why_not_elastic(self) -> str | None:
+        return "TensorFlow's runtime cannot change its cluster in a living process"
+
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         notes = super().check(spec, options, replicas=replicas)
         if replicas > 1:

@@ -127,6 +127,19 @@ class TorchDDP(TorchAdapter):
     def is_peer_error(self, error: BaseException) -> bool:
         return is_torch_peer_error(error)
 
+    def why_not_elastic(self) -> str | None:
+        return None
+
+    def interrupt_group(self) -> None:
+        from isotrain.adapters.torch.comm.process_group import interrupt_process_group
+
+        interrupt_process_group()
+
+    def abandon_group(self) -> None:
+        from isotrain.adapters.torch.comm.process_group import abandon_process_group
+
+        abandon_process_group()
+
     def start_fully_sharded(
         self,
         spec: TrainingSpec,

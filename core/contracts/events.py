@@ -257,6 +257,47 @@ class WorkerLost(ProcessEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Interrupted(ProcessEvent):
+    """A process of an elastic run has left its process group, because another process is lost.
+
+    It waits for the launcher to say who is there.
+
+    Attributes:
+        generation: Number of the process group that it has left.
+        done: Number of steps in the state that it has.
+        phase: Number of parts of the built-in loop after the last of these steps that are done: metrics,
+            evaluation, end of epoch and so on; 0 in a loop of your own.
+        reason: Error by which it noticed.
+    """
+
+    kind = "interrupted"
+    generation: int
+    done: int
+    phase: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersChanged(Event):
+    """An elastic run has lost processes, and the others go on in a new process group.
+
+    Attributes:
+        time: Seconds since 1970.
+        generation: Number of the new process group.
+        lost: What happened to each lost process, by its rank at the start of the run.
+        done: Number of steps done; the next one is taken by the members of the new group.
+        members: Ranks at the start of the run of the members; a member's rank is now its index here.
+    """
+
+    kind = "members changed"
+    time: float
+    generation: int
+    lost: Mapping[str, str]
+    done: int
+    members: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Warned(ProcessEvent):
     """Warning to the user; the run continues.
 
@@ -414,6 +455,8 @@ _KINDS: tuple[type[Event], ...] = (
     CheckpointSaved,
     Resumed,
     WorkerLost,
+    Interrupted,
+    MembersChanged,
     Warned,
     Failed,
     Finished,

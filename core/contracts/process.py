@@ -70,6 +70,7 @@ class ProcessContext:
             reserved for the process, for the backend to listen on.
         extra_addresses: Further addresses of rank 0, one for each extra port of the parallel layout.
         device_mesh: Device mesh of the run. Where each process holds one position, its rank is the index.
+        join_seconds: Seconds in which the processes must find each other; None: the timeout of collectives.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class ProcessContext:
     addresses: tuple[Address, ...]
     extra_addresses: tuple[Address, ...] = ()
     device_mesh: DeviceMesh = field(default_factory=DeviceMesh)
+    join_seconds: float | None = None
 
     @functools.cached_property
     def local_process(self) -> ProcessInfo:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from isotrain.core.contracts.events import (
+    EpochEnded,
     Heartbeat,
     Output,
     ProcessEvent,
@@ -25,7 +26,7 @@ from isotrain.core.contracts.events import (
     Steps,
     Warned,
 )
-from isotrain.core.errors import EndedError
+from isotrain.core.errors import EndedError, IsotrainError
 from isotrain.core.quantities import counted
 
 HEARTBEAT_SECONDS = 0.5
@@ -47,7 +48,13 @@ _ACCEPTS_REQUESTS = PAGE_BYTES - 4
 """Offset of the byte by which a process says that its loop polls for requests."""
 _STOP = PAGE_BYTES - 5
 """Offset of the byte by which the launcher requests that training ends early."""
+_GENERATIONS = struct.Struct("<qqq")
+"""Generation of the last membership, number of groups that have lost a member, and size of the text."""
+_MEMBERSHIP = 128
+"""Offset of these three; the membership's text follows."""
 _POLL_SECONDS = 0.002
+_MOST_KEPT = 1024
+"""Number of events that a rank above 0 of an elastic run keeps: blocks of steps of some minutes at least."""
 
 
 class CheckpointRequest(NamedTuple):
@@ -99,6 +106,26 @@ def request_checkpoint(page: mmap.mmap, *, and_end: bool) -> None:
 def request_stop(page: mmap.mmap) -> None:
     """Requests of a process, by its status page, that training ends early."""
     page[_STOP] = 1
+
+
+def publish_membership(page: mmap.mmap, generation: int, text: bytes) -> None:
+    """Tells a process, by its status page, which process group it is to join: a `Membership` as text.
+
+    Raises:
+        IsotrainError: The text is too long for the page.
+    """
+    begin = _MEMBERSHIP + _GENERATIONS.size
+    if begin + len(text) > _STOP:
+        raise IsotrainError("elastic: the run has too many processes.")
+    page[begin : begin + len(text)] = text
+    page[_MEMBERSHIP:begin] = _GENERATIONS.pack(generation, generation, len(text))
+
+
+def void_group(page: mmap.mmap, generation: int) -> None:
+    """Tells a process, by its status page, that the process group of a generation has lost a member."""
+    begin = _MEMBERSHIP + _GENERATIONS.size
+    published, _, size = _GENERATIONS.unpack(page[_MEMBERSHIP:begin])
+    page[_MEMBERSHIP:begin] = _GENERATIONS.pack(published, generation + 1, size)
 
 
 def accepts_requests(page: mmap.mmap) -> bool:
@@ -215,6 +242,7 @@ class Reporter:
         self.rank = rank
         self.step: int | None = None
         self._end_requested = False
+        self._kept = deque[ProcessEvent](maxlen=_MOST_KEPT)
         self._descriptor = descriptor
         self._page = mmap.mmap(-1 if page is None else page, PAGE_BYTES)
         self._lock = threading.Lock()
@@ -276,6 +304,20 @@ class Reporter:
         """Whether the launcher has requested that training ends early."""
         return bool(self._page[_STOP])
 
+    def is_void(self, generation: int) -> bool:
+        """Whether the process group of a generation has lost a member, as far as the launcher knows."""
+        begin = _MEMBERSHIP + _GENERATIONS.size
+        return int(_GENERATIONS.unpack(self._page[_MEMBERSHIP:begin])[1]) > generation
+
+    def wait_for_membership(self, generation: int) -> bytes:
+        """Blocks until the launcher has published a later process group; returns its `Membership` as text."""
+        begin = _MEMBERSHIP + _GENERATIONS.size
+        while True:
+            published, _, size = _GENERATIONS.unpack(self._page[_MEMBERSHIP:begin])
+            if published > generation:
+                return self._page[begin : begin + size]
+            time.sleep(_POLL_SECONDS)
+
     @property
     def has_listener(self) -> bool:
         """Whether there is a launcher to report to."""
@@ -290,6 +332,40 @@ class Reporter:
             self._backlog.add(stamped.to_line(), stamped.kind, vars(stamped))
             if not self._send():
                 self._has_more.set()
+
+    def report(self, event: ProcessEvent) -> None:
+        """Sends an event of rank 0. Other ranks, of elastic runs, keep it: rank 0 may be lost."""
+        if self.rank == 0:
+            self.emit(event)
+        else:
+            self._kept.append(event)
+
+    def send_kept(self, steps: int, epochs: int) -> int:
+        """Sends what an earlier rank 0 has not reported, once this process is rank 0.
+
+        Args:
+            steps: Number of steps that were reported.
+            epochs: Number of epochs whose end was reported.
+
+        Returns:
+            Number of steps that are reported now.
+        """
+        reported = steps
+        for event in self._kept:
+            if isinstance(event, Steps) and event.first + len(event.losses) > steps:
+                new = max(0, steps - event.first)
+                losses, rates = event.losses[new:], event.learning_rates[new:]
+                self.emit(Steps(first=event.first + new, losses=losses, learning_rates=rates))
+                steps = event.first + len(event.losses)
+            elif isinstance(event, EpochEnded) and event.epoch >= epochs:
+                self.emit(event)
+            elif isinstance(event, Scalars):
+                rows = zip(event.steps, event.values, strict=True)
+                if new_rows := [row for row in rows if row[0] >= reported]:
+                    new_steps, values = zip(*new_rows, strict=True)
+                    self.emit(Scalars(steps=new_steps, values=values))
+        self._kept.clear()
+        return steps
 
     def _stamp(self, event: ProcessEvent) -> ProcessEvent:
         return replace(event, rank=self.rank, time=time.time(), step=self.step, call=self.call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from isotrain.core.launching.processes.orphan_guard import OrphanGuard
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.processes.rank_process import RankProcess, terminate_all, wait_for_exit
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
+from isotrain.core.launching.supervision.elastic_members import ElasticMembers
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.system.pickling import Payload
 
@@ -54,20 +55,41 @@ class LocalLauncher(Launcher):
             cleanup.callback(terminate_all, processes)
             for process in processes:
                 guard.watch(process.start(starter, payload))
-            _watch(processes, job, with_stop(on_event, processes[0].request_stop))
+            members = None
+            if job.spec.elastic is not None:
+                members = ElasticMembers(job.spec.elastic.min, lambda: ports.take(1)[0])
+                cleanup.callback(members.close)
+            left = _watch(processes, job, with_stop(on_event, _stop(processes)), members)
             # late, because it imports NumPy
             from isotrain.core.launching.run_directory.return_values import load_value
 
             return [
                 load_value(directory, f"rank-{process.rank}-returned")
                 for process in job.plan.processes[:started]
-                if process.has_session
+                if process.has_session and process.rank not in left
             ]
 
 
-def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> None:
+def _stop(processes: Sequence[RankProcess]) -> Callable[[], None]:
+    """Function that requests an early end of training from all processes: any may be lost."""
+
+    def request_stop() -> None:
+        for process in processes:
+            process.request_stop()
+
+    return request_stop
+
+
+def _watch(
+    processes: Sequence[RankProcess], job: Job, on_event: OnEvent, members: ElasticMembers | None
+) -> set[int]:
+    """Supervises the processes to their end; returns the ranks without which the run went on."""
     supervisor = Supervisor(
-        processes, job.plan.timeouts, on_event, ignored_log_lines=job.ignored_log_lines
+        processes,
+        job.plan.timeouts,
+        on_event,
+        ignored_log_lines=job.ignored_log_lines,
+        members=members,
     )
     failure = supervisor.run()
     if failure is not None:
@@ -76,6 +98,7 @@ def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> Non
         process.allow_exit()
     wait_for_exit(processes, _EXIT_SECONDS)
     supervisor.drain()
+    return supervisor.left
 
 
 def process_contexts(plan: Plan, ports: Sequence[int], directory: Path) -> list[ProcessContext]:

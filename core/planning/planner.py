@@ -11,6 +11,7 @@ from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.backend.adapter_protocols import NamedUpdatesBackend
 from isotrain.core.contracts.backend.capabilities import Availability, Capability
 from isotrain.core.contracts.backend.step_context import called_collectives, takes_step
+from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import (
     DeviceKind,
@@ -19,6 +20,7 @@ from isotrain.core.contracts.plan import (
     replicas_by_host,
     split_backend,
 )
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.strategy import Strategy, require_backend_step
 from isotrain.core.data import sampler
 from isotrain.core.errors import (
@@ -134,6 +136,7 @@ def _resolve(
     if spec.on_nan == "skip":
         require_backend_step(strategy, "on_nan: skip")
     _require_ordered_sums(spec, strategy, adapter, devices)
+    _require_elastic(spec, strategy, adapter, resources, devices)
     notes = [*devices.notes, *notes_on_updates, *_compile_notes(spec, strategy, adapter)]
     _require_gradient_norm(spec, strategy, count)
     notes += _average_notes(spec, strategy, count)
@@ -177,6 +180,61 @@ def _resolve(
         extra_ports=parallel_layout.extra_ports,
         requested_collective=requested,
     )
+
+
+def plan_of_members(plan: Plan, spec: TrainingSpec, processes: tuple[ProcessInfo, ...]) -> Plan:
+    """The plan with which the members of an elastic run go on.
+
+    Args:
+        plan: Plan with which the run began.
+        spec: Its spec, with the model.
+        processes: The members, each with one replica, by rank.
+    """
+    return replace(
+        plan,
+        **_spec_fields(spec, len(processes)),
+        processes=processes,
+        replicas=len(processes),
+        device_mesh=DeviceMesh({DATA: len(processes)}),
+        collective=plan.collective if len(processes) > 1 else "none",
+    )
+
+
+def _require_elastic(
+    spec: TrainingSpec, strategy: Strategy, adapter: Adapter, resources: Resources, devices: Devices
+) -> None:
+    """Refuses elastic runs where the other replicas cannot go on when a process is lost.
+
+    Raises:
+        PlanError: The run has fewer replicas than the smallest number.
+        UnsupportedError: Launcher, strategy, backend or device do not support it.
+    """
+    if spec.elastic is None:
+        return
+    if spec.elastic.min > devices.replicas:
+        raise PlanError(
+            f"elastic.min: expected at most the {counted(devices.replicas, 'replica')} of the run, received"
+            f" {spec.elastic.min}."
+        )
+    reason = None
+    if resources.launcher != LOCAL:
+        reason = (
+            f"{resources.launcher} starts the processes; the local launcher alone watches members"
+        )
+    elif strategy.requires != {Capability.SYNCHRONOUS_STEP}:
+        reason = (
+            f"under strategy {strategy.name!r} a replica has weights or state that no other has, or a step"
+            " takes a certain number of replicas. Use data-parallel"
+        )
+    elif devices.kind != "cpu":
+        reason = "on GPUs: calls of NCCL do not fail when a process is lost"
+    else:
+        fault = adapter.why_not_elastic()
+        reason = fault and f"backend {adapter.name!r}: {fault}"
+    if reason:
+        raise UnsupportedError(
+            f"elastic: {reason}. Or leave it out: --max-restarts restarts from the last checkpoint."
+        )
 
 
 def resolve_start_method(

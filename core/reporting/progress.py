@@ -16,6 +16,7 @@ from isotrain.core.contracts.events import (
     Evaluating,
     Event,
     LauncherNote,
+    MembersChanged,
     OnEvent,
     OnPlainEvent,
     Output,
@@ -79,6 +80,13 @@ def _resumed(event: Resumed) -> str:
     changed = [f"  changed: {line}" for line in event.changes]
     lost = [f"  not taken over: {line}" for line in event.lost]
     return "\n".join([f"resumed after step {event.done} from {event.location}", *changed, *lost])
+
+
+def _members_changed(event: MembersChanged) -> str:
+    """Text on the processes that an elastic run has lost, and how many go on after which step."""
+    lost = "; ".join(f"rank {rank} {what}" for rank, what in event.lost.items())
+    go_on = f"{counted(len(event.members), 'replica')} go on after step {event.done}"
+    return f"{lost or 'a connection was lost'}: {go_on}"
 
 
 def _evaluated(event: Scalars) -> str | None:
@@ -151,6 +159,8 @@ class RunProgress:
             case Restarted():
                 reason = event.failure.partition("\n")[0]
                 return f"failed ({reason}); starts again after step {event.from_step}"
+            case MembersChanged():
+                return _members_changed(event)
             case WorkerLost():
                 return f"worker lost: rank {event.lost_rank} {event.cause or event.reason}"
         return None

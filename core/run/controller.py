@@ -17,6 +17,7 @@ from isotrain.core.contracts.events import (
     CheckpointSaved,
     Event,
     LauncherNote,
+    MembersChanged,
     OnEvent,
     OnPlainEvent,
     Output,
@@ -63,7 +64,7 @@ _LOG = logging.getLogger("isotrain.run")
 _LOG.addHandler(
     logging.NullHandler()
 )  # the display shows the same to who has configured no logging
-_TROUBLES = (Restarted, Warned, WorkerLost)
+_TROUBLES = (MembersChanged, Restarted, Warned, WorkerLost)
 """Events that are logged as warnings."""
 
 
@@ -166,6 +167,9 @@ class RunController:
             def on_event(event: Event) -> str | None:
                 if isinstance(event, CheckpointSaved):
                     checkpoints.append((event.done, event.location))
+                if isinstance(event, MembersChanged) and event.done < restarts.steps_done:
+                    directory.rewind(event.done)
+                    dispatcher.rewind_to(event.done)
                 restarts.note_steps(event)
                 answer = show(event)
                 log(event)

@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.events import Event, Restarted, Steps
+from isotrain.core.contracts.events import Event, MembersChanged, Restarted, Steps
 from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.contracts.plan import Plan, backend_label
 from isotrain.core.errors import PlanError, RunFailedError
@@ -26,6 +26,7 @@ class Restarts:
         plan: Plan of the next attempt.
         location: Checkpoint from which it starts; None: from the initial weights.
         records: One record for each restart; see `RunResult`.
+        steps_done: Number of steps that the present attempt has reported.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Restarts:
         self._directory = directory
         self._first_checkpoint = checkpoint
         self._limit = limit
-        self._steps_done = 0
+        self.steps_done = 0
 
     def note_steps(self, event: Event) -> None:
         """Keeps how far the present attempt has come."""
         if isinstance(event, Steps):
-            self._steps_done = event.first + len(event.losses)
+            self.steps_done = event.first + len(event.losses)
+        elif isinstance(event, MembersChanged):
+            self.steps_done = min(self.steps_done, event.done)
 
     def restart(self, failure: RunFailedError) -> Restarted | None:
         """Prepares another attempt from the newest checkpoint; None if none is left.
@@ -75,8 +78,8 @@ class Restarts:
         is_stuck = any(record["from_step"] == step for record in self.records)
         if failure.lost_host is not None or is_stuck:
             self.plan = _smaller(self._resolved, self.plan, failure.lost_host)
-        reached = self._steps_done if failure.steps_done is None else failure.steps_done
-        self._steps_done = 0
+        reached = self.steps_done if failure.steps_done is None else failure.steps_done
+        self.steps_done = 0
         facts = {
             "after_step": max(reached, step),
             "from_step": step,

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
-from isotrain.core.contracts.events import Resumed
+from isotrain.core.contracts.events import Resumed, Steps
+from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import EndedError, IsotrainError, RunFailedError
 from isotrain.core.launching.run_directory.run_directory import checkpoint_folder
 from isotrain.core.session.checkpointing import checkpoint_load, resume_check
 from isotrain.core.session.checkpointing.checkpoint_save import CheckpointWriter, SavedTrainerState
+from isotrain.core.session.checkpointing.handover import CarriedState
+from isotrain.core.session.checkpointing.state_snapshot import REPLICATED_STATE, read_section
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.freezing import WeightFreezer
 from isotrain.core.session.training.step_logger import StepLogger
 from isotrain.core.session.training.trainer_state import TrainerState
 from isotrain.core.session.training.weight_average import WeightAverage
 from isotrain.core.session.training.weight_update import WeightUpdate
+from isotrain.core.session.weights.weights_file import AVERAGE, WEIGHTS
 
 PathLike = str | os.PathLike[str]
 
@@ -176,10 +180,7 @@ class Checkpointer:
             changes = resume_check.changes(saved, context.spec, context.plan)
             changes += self._changed_rate(saved.trainer_state)
             state, location = saved.trainer_state, saved.checkpoint.location
-            self._freezer.set_frozen(self._present(state.frozen))
-            lost = self._restore_average(saved)
-            lost += checkpoint_load.load(saved, context, lambda: self._next_rates(state))
-            lost += context.group.not_checkpointed()
+            lost = [*self._load(saved), *context.group.not_checkpointed()]
             is_from_this_run = self._writer.note_restored(saved.checkpoint, state)
             self._continue_from(state, is_from_this_run=is_from_this_run)
             self._trainer_state.stream_state = checkpoint_load.load_stream_state(saved)
@@ -187,6 +188,65 @@ class Checkpointer:
                 self._reporter.emit(
                     Resumed(done=state.step, location=location, changes=changes, lost=lost)
                 )
+        return dict(state.notes)
+
+    def _load(self, saved: resume_check.SavedRun) -> list[str]:
+        """Loads all state of a checkpoint; describes what could not be loaded."""
+        state = saved.trainer_state
+        self._freezer.set_frozen(self._present(state.frozen))
+        lost = self._restore_average(saved)
+        return lost + checkpoint_load.load(
+            saved, self._session_context, lambda: self._next_rates(state)
+        )
+
+    def carried_state(
+        self, notes: Mapping[str, Any], phase: int, undo: Callable[[], None] | None
+    ) -> CarriedState:
+        """Copies the state with which this process goes on in another process group. Local.
+
+        Args:
+            notes: Notes of the session.
+            phase: Number of parts of the built-in loop that are done after the last step.
+            undo: Function that restores what the forward pass of a broken step has changed; None: none was.
+        """
+        context = self._session_context
+        group = context.group
+        metrics_of_next = read_section(group, ("metrics",))
+        if undo is not None:
+            undo()
+        saved = self._saved_state(notes)
+        self._writer.give_up()
+        strategy_state = context.strategy.state(group)
+        sections = {"state": read_section(group, REPLICATED_STATE)}
+        if self._average.count:
+            with self._average.applied(group):
+                sections[AVERAGE] = read_section(group, WEIGHTS)
+        return CarriedState(
+            replica=group.local_replicas[0],
+            done=saved.step,
+            phase=phase,
+            run=self._writer.run_record(saved, False, strategy_state),
+            sections=sections,
+            metrics=read_section(group, ("metrics",)),
+            metrics_of_next=metrics_of_next,
+        )
+
+    def take_over(self, location: str, membership: Membership) -> dict[str, Any]:
+        """Takes the state that members of the last process group handed over; returns its notes.
+
+        Rank 0 reports what an earlier rank 0 has not reported.
+        """
+        saved = resume_check.SavedRun(checkpoint_at(location))
+        lost, state, reporter = self._load(saved), saved.trainer_state, self._reporter
+        self._continue_from(state, is_from_this_run=True)
+        if reporter.rank == 0:
+            reported = reporter.send_kept(membership.reported, membership.epochs)
+            if reported < state.step and state.last_loss is not None:  # that of the source alone
+                rates = state.rates[:1] or [math.nan]
+                losses = [state.last_loss]
+                reporter.emit(Steps(first=state.step - 1, losses=losses, learning_rates=rates))
+            if lost:
+                reporter.warn(f"elastic: not taken over: {'; '.join(lost)}")
         return dict(state.notes)
 
     def _present(self, names: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ import numpy as np
 
 from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.events import EpochEnded
+from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext, ServerConnection
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Reporter
@@ -24,6 +25,7 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.checkpointer import Checkpointer
+from isotrain.core.session.checkpointing.handover import CarriedState
 from isotrain.core.session.training.context import build_session_context, setup_notes, state_notes
 from isotrain.core.session.training.evaluation import Evaluator
 from isotrain.core.session.training.freezing import WeightFreezer
@@ -34,6 +36,9 @@ from isotrain.core.session.training.session_log import SessionLog
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.train_step import TrainLoop
 from isotrain.core.spec.schedules import PlateauSchedule
+
+_ITERATION = "built-in loop"
+"""Key of `iteration` among the notes that are handed over."""
 
 
 class Session:
@@ -52,6 +57,8 @@ class Session:
         initial_weights: Report on the initial weights that the spec names; None where it names none.
         notes: JSON values of a custom loop. Every checkpoint holds those of rank 0; `restore` brings them
             back on every process.
+        iteration: JSON values of the built-in loop about what is done after the last step; an elastic run
+            takes them to its next process group.
     """
 
     _is_open = False
@@ -66,6 +73,7 @@ class Session:
         *,
         resumes: bool = False,
         may_stop: bool = False,
+        survives: Callable[[BaseException], bool] = lambda error: False,
     ) -> None:
         """Builds the model, connects to the other processes and loads the data. Collective.
 
@@ -77,6 +85,7 @@ class Session:
             server_connection: Connection to the parameter server; needed in parameter-server runs only.
             resumes: Whether `restore` is called next: initial weights are not read then.
             may_stop: Whether the launcher may request that training ends early.
+            survives: Whether the run goes on in another process group after an error.
         """
         self.stopwatch = Stopwatch()
         self._session_context = session_context = build_session_context(
@@ -90,6 +99,8 @@ class Session:
         self.run_directory = Path(context.run_directory)
         self.initial_weights = session_context.initial_weights
         self.notes: dict[str, Any] = {}
+        self.iteration: dict[str, Any] = {}
+        self.survives = survives
         self._reporter = reporter
         self._training = training = TrainLoop(
             session_context, reporter, self.stopwatch, self.run_directory, may_stop=may_stop
@@ -624,16 +635,16 @@ class Session:
         It calls `reduce_on_plateau` with these metrics.
 
         Returns:
-            On rank 0 the mean loss over the samples of the epoch, each as it was when it was trained on;
-            None on the others, and where no step of the epoch counts.
+            On rank 0, and on all ranks of an elastic run, the mean loss over the samples of the epoch, each
+            as it was when it was trained on; None on the others, and where no step of the epoch counts.
         """
         self.reduce_on_plateau(metrics)
         self._step_logger.flush()
-        if not self.is_main:
+        if not self.is_main and self.spec.elastic is None:
             return None
         done, reports = self.steps_done, self._step_logger
         loss = self.last_loss if reports.is_silent else reports.epoch_loss()
-        self._reporter.emit(EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss))
+        self._reporter.report(EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss))
         return loss
 
     def reduce_on_plateau(self, metrics: Mapping[str, float]) -> None:
@@ -748,6 +759,29 @@ class Session:
         """Waits until every process has called it."""
         with self._reporter.doing("barrier"):
             self.group.barrier()
+
+    def carried_state(self) -> CarriedState:
+        """Copies the state with which this process goes on in another process group. Local.
+
+        The session cannot be used afterwards.
+        """
+        self._closed = True
+        notes, step = {**self.notes, _ITERATION: self.iteration}, self.iteration.get("step")
+        phase = self.iteration.get("phase", 0) if step == self.steps_done - 1 else 0
+        state = self._checkpoints.carried_state(notes, phase, self._training.undo)
+        self._training.undo = None
+        self._session_context.loaders.close()
+        return state
+
+    def take_over(self, location: str, membership: Membership) -> None:
+        """Takes the state that members of the last process group of an elastic run handed over.
+
+        Args:
+            location: Folder of the state.
+            membership: Members of this process group.
+        """
+        self.notes = self._checkpoints.take_over(location, membership)
+        self.iteration = self.notes.pop(_ITERATION)
 
     def close(self) -> None:
         """Leaves the run; the session cannot be used afterwards. Later calls do nothing."""

@@ -44,12 +44,13 @@ def combination_problems(fields: Mapping[str, Any], optimizer: FieldInfo) -> Ite
         if shuffle is is_sequential:
             hint = "the order says whether samples are shuffled: leave shuffle out"
             yield Problem(f"{not is_sequential}".lower(), ("shuffle",), shuffle, hint)
-    if fields.get("min_replicas") is not None and fields.get("local_batch_size") is not None:
-        hint = (
-            "with fewer replicas the global batch stays the same; local_batch_size makes it smaller"
-        )
-        least = fields["min_replicas"]
-        yield Problem("global_batch_size with min_replicas", ("min_replicas",), least, hint)
+    for field in ("min_replicas", "elastic"):
+        if fields.get(field) is not None and fields.get("local_batch_size") is not None:
+            hint = "with fewer replicas the global batch stays the same; local_batch_size makes it smaller"
+            yield Problem(f"global_batch_size with {field}", (field,), fields[field], hint)
+    if fields.get("elastic") is not None and fields.get("updates"):
+        hint = "a step with several updates could be broken off between two of them"
+        yield Problem("no updates with elastic", ("elastic",), fields["elastic"], hint)
     if fields.get("batch_norm") in ("global", "ghost"):
         yield from _statistics_problems(fields)
     elif (ghosts := fields.get("ghost_batches")) is not None:

@@ -187,6 +187,14 @@ class Swa(_WeightAverage):
         return 1 / (count + 1)
 
 
+class Elastic(SpecModel):
+    """Training that goes on without processes that are lost, and without a restart."""
+
+    min: Count = Field(
+        description="Smallest number of replicas that go on; the run fails when fewer are left."
+    )
+
+
 class Reproducible(SpecModel):
     """Results that are equal to the bit for any number of replicas."""
 

@@ -152,6 +152,12 @@ class EarlyStoppingFields(TypedDict, total=False):
     min_delta: float
 
 
+class ElasticFields(TypedDict, total=False):
+    """Training that goes on without processes that are lost, and without a restart."""
+
+    min: int
+
+
 class EmaFields(TypedDict, total=False):
     """Exponential moving average of the weights."""
 
@@ -590,6 +596,7 @@ class SpecFields(TypedDict, total=False):
     checkpoint: CheckpointPolicyFields | None
     early_stopping: str | EarlyStoppingFields | None
     min_replicas: int | None
+    elastic: ElasticFields | None
     device: Literal['auto', 'cpu', 'gpu']
     threads: int | None
     strategy: str | StrategyChoiceFields

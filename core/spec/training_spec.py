@@ -44,6 +44,7 @@ from isotrain.core.spec.orders import SequentialOrder
 from isotrain.core.spec.schedules import ConstantSchedule, PlateauSchedule, Schedule
 from isotrain.core.spec.sections import (
     Clip,
+    Elastic,
     Ema,
     Evaluation,
     LoaderOptions,
@@ -405,6 +406,10 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         default=None,
         description="Smallest number of replicas with which a run may continue after failures; null: it "
         "needs them all.",
+    )
+    elastic: Elastic | None = Field(
+        default=None,
+        description="Whether the other replicas go on when a process is lost: {min: 2}; null: the run fails.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Kind of device to use."

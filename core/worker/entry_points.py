@@ -106,8 +106,9 @@ def train(session: Session) -> dict[str, Any] | None:
         data_read = session.data_read()
     except NotANumberError:
         raise  # its weights are of no use
-    except BaseException:
-        last_weights.save_if_possible()
+    except BaseException as error:
+        if not session.survives(error):
+            last_weights.save_if_possible()
         raise
     weights_error = _save_final_weights(session, last_weights)
     last_loss, epoch_loss = session.last_loss, session.notes.get("loss")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -195,6 +196,14 @@ def run_job_in_worker(
     reporter.emit(Ready(samples=session.plan.samples, plan=plan))
     if on_ready is not None:
         on_ready()
+    if resolved_spec.spec.elastic is not None:
+        from isotrain.core.worker.elastic import ElasticRun
+
+        adapter = resolved_spec.plugins.backend(job.plan.backend)
+        blames_peer = functools.partial(_blames_peer, adapter=adapter)
+        sessions = [session]
+        del session  # freed before the next process group is joined
+        return ElasticRun(job, resolved_spec, context, reporter, blames_peer).run(sessions.pop)
     value = job.work(session)
     session.close()
     return value

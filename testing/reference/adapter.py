@@ -70,6 +70,19 @@ class Reference(TcpParameterServer):
         require_known(spec)
         return []
 
+    def why_not_elastic(self) -> str | None:
+        return None
+
+    def interrupt_group(self) -> None:
+        from isotrain.testing.reference.comm import shut_down_all
+
+        shut_down_all()
+
+    def abandon_group(self) -> None:
+        from isotrain.testing.reference.comm import shut_down_all
+
+        shut_down_all().clear()
+
     def environment_variables(
         self, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:

@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -47,35 +47,54 @@ class Communicator:
         (self.replica,) = context.local_replicas
         self.replicas = context.replicas
         self._connections: list[socket.socket] = []
+        self._is_abandoned = False
         if self.replicas > 1:
+            _OPEN.add(self)
             host, port = context.rendezvous
             with _peer_lost(f"the replicas did not all come to {host}:{port}"):
                 join = self._accept_others if self.replica == 0 else self._connect_to_first
-                self._connections = join(context.rendezvous, timeout)
+                join(context.rendezvous, timeout, context.join_seconds or timeout)
 
-    def _accept_others(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
-        """Accepts one connection from each other replica. Replica 0 calls it; sorted by replica."""
+    def _accept_others(self, address: tuple[str, int], timeout: float, seconds: float) -> None:
+        """Accepts one connection from each other replica, in `seconds`. Replica 0 calls it."""
         connections: dict[int, socket.socket] = {}
+        deadline = time.monotonic() + seconds
         with socket.create_server(address, backlog=self.replicas) as server:
-            server.settimeout(timeout)
+            server.settimeout(_RETRY_SECONDS)
             while len(connections) < self.replicas - 1:
-                connection = _set_up(server.accept()[0], timeout)
+                try:
+                    connection = _set_up(server.accept()[0], timeout)
+                except TimeoutError:
+                    self._require_more_time(deadline)
+                    continue
+                self._connections.append(connection)
                 connections[_LENGTH.unpack(_receive(connection))[0]] = connection
-        return [connections[replica] for replica in sorted(connections)]
+        self._connections = [connections[replica] for replica in sorted(connections)]
 
-    def _connect_to_first(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
+    def _connect_to_first(self, address: tuple[str, int], timeout: float, seconds: float) -> None:
         """Connects to replica 0, which may not listen yet. All replicas but 0 call it."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 connection = _set_up(socket.create_connection(address, timeout), timeout)
                 break
             except ConnectionRefusedError:
-                if time.monotonic() > deadline:
-                    raise
+                self._require_more_time(deadline)
                 time.sleep(_RETRY_SECONDS)
+        self._connections.append(connection)
         _send(connection, _LENGTH.pack(self.replica))
-        return [connection]
+
+    def _require_more_time(self, deadline: float) -> None:
+        """Raises the error of replicas that did not come, after the deadline or once abandoned."""
+        if self._is_abandoned or time.monotonic() > deadline:
+            raise TimeoutError("they were waited for in vain")
+
+    def shut_down(self) -> None:
+        """Ends the connections, so that calls fail here and on the other side. Local; on any thread."""
+        self._is_abandoned = True
+        for connection in self._connections:
+            with suppress(OSError):  # not connected any more
+                connection.shutdown(socket.SHUT_RDWR)
 
     def all_gather(self, array: Array) -> Array:
         """Gathers the arrays of all replicas. Collective.
@@ -124,8 +143,20 @@ class Communicator:
     def close(self) -> None:
         """Closes the connections after a barrier. Collective."""
         self.all_gather(np.zeros(1))
+        _OPEN.discard(self)
         for connection in self._connections:
             connection.close()
+
+
+_OPEN: set[Communicator] = set()
+"""Communicators of this process that are connected."""
+
+
+def shut_down_all() -> set[Communicator]:
+    """Shuts down the communicators of this process, which it returns. Local; on any thread."""
+    for communicator in tuple(_OPEN):
+        communicator.shut_down()
+    return _OPEN
 
 
 def _set_up(connection: socket.socket, timeout: float) -> socket.socket:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +15,16 @@ import torch.distributed as dist
 from isotrain.adapters.common.wait_for_server import wait_for_rank_zero
 from isotrain.adapters.torch.comm import recorded_group
 from isotrain.adapters.torch.comm.base import Communicator
-from isotrain.plugin import RECORDED, BackendConfig, PlanError, ProcessContext, ReduceOp
+from isotrain.plugin import (
+    RECORDED,
+    BackendConfig,
+    PeerLostError,
+    PlanError,
+    ProcessContext,
+    ReduceOp,
+)
 
+_POLL_SECONDS = 0.001
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
@@ -24,20 +34,23 @@ def start_process_group(backend_config: BackendConfig, context: ProcessContext) 
     Raises:
         PlanError: The rendezvous port is in use.
     """
-    wait_for_rank_zero(context)
+    wait_for_rank_zero(context, is_interrupted=_INTERRUPTED.is_set)
     host, port = context.rendezvous
     timeout = timedelta(seconds=backend_config.timeout)
     if host in ("127.0.0.1", "localhost"):
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    store = dist.TCPStore(
+    store: dist.Store = dist.TCPStore(
         host,
         port,
         context.world_size,
         is_master=context.rank == 0,
-        timeout=timeout,
+        timeout=timedelta(seconds=context.join_seconds or backend_config.timeout),
         wait_for_workers=False,
         master_listen_fd=_listen(host, port) if context.rank == 0 else None,
     )
+    if context.join_seconds is not None:
+        store = InterruptibleStore(store)
+        _STORES.append(store)
     if backend_config.collective == RECORDED:
         recorded_group.register()
     dist.init_process_group(
@@ -47,6 +60,61 @@ def start_process_group(backend_config: BackendConfig, context: ProcessContext) 
         world_size=context.world_size,
         timeout=timeout,
     )
+
+
+_INTERRUPTED = threading.Event()
+"""Set while this process is to wait for no other member of its process group."""
+
+
+_STORES: list[dist.Store] = []
+"""Stores of Python, of which a process group keeps the part in C++ alone."""
+
+
+class InterruptibleStore(dist.Store):
+    """Store of a process group that is formed while members may be lost: `interrupt` ends its waits."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Blocks until all keys are set.
+
+        Raises:
+            PeerLostError: A member is lost, or a key was not set in time.
+        """
+        deadline = time.monotonic() + self._store.timeout.total_seconds()
+        while not self._store.check(keys):
+            if _INTERRUPTED.is_set() or time.monotonic() > deadline:
+                raise PeerLostError(f"a member of the process group is lost: no {', '.join(keys)}")
+            time.sleep(_POLL_SECONDS)
+
+
+def interrupt_process_group() -> None:
+    """Ends the wait for other members while a process group is formed. Local; on any thread."""
+    _INTERRUPTED.set()
+
+
+def abandon_process_group() -> None:
+    """Destroys torch's default process group, without waiting for other members. Local."""
+    if not dist.is_initialized():  # or only half: torch counts groups, and by this begins anew
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    _STORES.clear()
+    _INTERRUPTED.clear()
 
 
 def _listen(host: str, port: int) -> int:

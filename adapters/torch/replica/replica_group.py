@@ -213,10 +213,12 @@ class TorchReplicaGroup(ReplicaGroup):
         if self.trainer.needs_closure:
             return self._step_by_closure(batch)
         mean, weight = self._reduced_gradients(batch)
-        self._update_weights()
+        self._snapshot_guard.wait_after_forward()
         if self.statistics:
             all_reduce_mean_flat(self.communicator, self.statistics, weight)
-        return mean()
+        loss = mean()
+        self._update_weights()  # last: where a process is lost, a step is taken as a whole or not at all
+        return loss
 
     def _step_by_closure(self, batch: Batch) -> torch.Tensor:
         """Lets the optimizer compute the loss as often as it needs; returns that of the first time.

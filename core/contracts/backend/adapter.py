@@ -170,6 +170,24 @@ class Adapter(ABC):
             )
         return None
 
+    def why_not_elastic(self) -> str | None:
+        """Reason why processes cannot go on in a new process group when another is lost; None: they can."""
+        return "its processes cannot leave a process group that has lost a member, and join another"
+
+    def interrupt_group(self) -> None:  # noqa: B027  # doing nothing is a fine choice
+        """Makes a call of this process's group that waits for another process fail. Local; on any thread.
+
+        Called in elastic runs from when a member is lost, repeatedly. By default it does nothing: right where
+        such calls fail by themselves once another member has abandoned the group.
+        """
+
+    def abandon_group(self) -> None:  # noqa: B027  # only elastic backends override it
+        """Leaves the process group of this process without the others, whose calls then fail. Local.
+
+        Called in elastic runs after a call of the group or `start` has failed, once its `ReplicaGroup` is
+        dropped. `start` is called again afterwards. Does nothing where there is no process group.
+        """
+
     def capabilities_for(self, parallel_layout: str) -> Capabilities:
         """Capabilities of its replica groups under the parallel layout of this name."""
         return self.capabilities.get(parallel_layout, Capabilities())

@@ -14,15 +14,18 @@ from typing import IO
 
 import psutil
 
+from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
     Status,
     accepts_requests,
     allow_exit,
+    publish_membership,
     read_status,
     request_checkpoint,
     request_stop,
+    void_group,
 )
 from isotrain.core.launching.forkserver.process_handle import ProcessArgs, ProcessHandle
 from isotrain.core.launching.forkserver.process_starter import ProcessStarter
@@ -143,6 +146,14 @@ class RankProcess:
     def request_checkpoint(self, *, and_end: bool) -> None:
         """Requests a checkpoint, and the end of the run after it if `and_end`."""
         request_checkpoint(self._page, and_end=and_end)
+
+    def void_group(self, generation: int) -> None:
+        """Tells it that its process group of a generation has lost a member."""
+        void_group(self._page, generation)
+
+    def publish_membership(self, membership: Membership) -> None:
+        """Tells it which process group it is to join."""
+        publish_membership(self._page, membership.generation, membership.to_bytes())
 
     def request_stop(self) -> None:
         """Requests that training ends early."""

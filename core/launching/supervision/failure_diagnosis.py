@@ -43,6 +43,7 @@ class RankStatus:
         ready: Whether it has loaded the data and built the model.
         finished: Whether it reported the end of its work.
         lost: Reason why it is considered lost although it runs; None if it is not.
+        left: Whether the run goes on without it (elastic).
         ignored_log_lines: Patterns of log lines that diagnose nothing, see `Adapter.ignored_log_lines`.
     """
 
@@ -56,6 +57,7 @@ class RankStatus:
     ready: bool = False
     finished: bool = False
     lost: str | None = None
+    left: bool = False
     ignored_log_lines: Sequence[str] = ()
 
     @property
@@ -65,6 +67,11 @@ class RankStatus:
     @property
     def role(self) -> Role:
         return self.process.info.role
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run waits for nothing more from it."""
+        return self.finished or self.left
 
     @property
     def has_session(self) -> bool:

@@ -69,7 +69,8 @@ class HangDetector:
             now: Present time (`time.monotonic`).
         """
         late = self._lateness(now) > 0
-        if late and not any(w.failure or (w.lost and w.is_needed) for w in self._processes):
+        present = [watched for watched in self._processes if not watched.left]
+        if late and not any(w.failure or (w.lost and w.is_needed) for w in present):
             self.blame_slowest(now)
 
     def excuse(self, seconds: float) -> None:
@@ -93,7 +94,7 @@ class HangDetector:
     def _slowest(self) -> RankStatus:
         """The process that is furthest behind, for which others may wait."""
         return min(
-            (w for w in self._processes if w.has_session and not w.finished), key=_progress_key
+            (w for w in self._processes if w.has_session and not w.is_over), key=_progress_key
         )
 
     def _lateness(self, now: float) -> float:
@@ -115,7 +116,7 @@ class HangDetector:
 
 def _is_in_limited_call(watched: RankStatus) -> bool:
     """Whether a process is in a session's call with a timeout, and not in user code."""
-    is_running = watched.has_session and watched.started and not watched.finished
+    is_running = watched.has_session and watched.started and not watched.is_over
     return is_running and watched.process.status.call != BETWEEN_CALLS
 
 

@@ -15,6 +15,7 @@ from isotrain.core.contracts.events import (
     Failed,
     Finished,
     Heartbeat,
+    Interrupted,
     OnEvent,
     Output,
     ProcessEvent,
@@ -24,6 +25,7 @@ from isotrain.core.contracts.events import (
 )
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.run_directory.pipes import read_available
+from isotrain.core.launching.supervision.elastic_members import ElasticMembers
 from isotrain.core.launching.supervision.failure_diagnosis import (
     PEERS_FAILED,
     RankStatus,
@@ -68,6 +70,7 @@ class Supervisor:
         on_ready: Callable[[], None] = _ignore,
         ignored_log_lines: Sequence[str] = (),
         poll_seconds: float = 0.1,
+        members: ElasticMembers | None = None,
     ) -> None:
         """Watches started processes.
 
@@ -78,6 +81,7 @@ class Supervisor:
             on_ready: Called when all processes with a session are ready.
             ignored_log_lines: Patterns of the backend's log lines, see `Adapter.ignored_log_lines`.
             poll_seconds: Interval at which all processes are checked although none has reported an end.
+            members: Members of an elastic run, which goes on without processes that are lost; None: another.
         """
         now = time.monotonic()
         self._watched = [
@@ -91,6 +95,7 @@ class Supervisor:
         self._on_event = on_event
         self._on_ready = on_ready
         self._poll_seconds = poll_seconds
+        self._members = members
         self._with_session = [watched for watched in self._watched if watched.has_session]
         self._has_news = False
         self._last_check = now
@@ -119,7 +124,14 @@ class Supervisor:
                 return None
             self._update_activities()
             self._hang_detector.find(time.monotonic())
-            if self._failed():
+            failed = self._failed()
+            if self._members is not None:
+                if failed and self._members.lose(failed, self._watched):
+                    failed = []
+                change = self._members.regroup(self._watched)
+                if change is not None:
+                    self._on_event(change)
+            if failed:
                 if not any(watched.lost for watched in self._suspects()):
                     self._await_other_failures()
                 # if the work is done now, a server has only blamed finished ranks for leaving
@@ -136,7 +148,7 @@ class Supervisor:
 
     def _work_is_done(self) -> bool:
         """Whether every process with a session has finished; workers and servers end by themselves."""
-        return all(watched.finished for watched in self._watched if watched.has_session)
+        return all(watched.is_over for watched in self._watched if watched.has_session)
 
     def _end_suspended_servers(self) -> None:
         """Kills suspended processes without a session, which cannot end by themselves."""
@@ -155,6 +167,11 @@ class Supervisor:
         self._read_for(_LAST_EVENTS_SECONDS)
         dead = [watched for watched in self._failed() if watched.died_silently]
         return run_failure(min(dead, key=suspicion), self._watched) if dead else None
+
+    @property
+    def left(self) -> set[int]:
+        """Ranks of the processes without which an elastic run went on."""
+        return {watched.rank for watched in self._watched if watched.left}
 
     def drain(self) -> None:
         """Reads all remaining events once the processes are gone, and closes the selector."""
@@ -192,10 +209,11 @@ class Supervisor:
             watched.update(event)
             if event is not None and not isinstance(event, Heartbeat):
                 watched.last_active = watched.last_heard
-                self._on_event(self._completed(event))
+                if self._members is None or self._members.note(watched.rank, event):
+                    self._on_event(self._completed(event))
             if isinstance(event, Ready) and all(each.ready for each in self._with_session):
                 self._on_ready()
-            self._has_news |= isinstance(event, Finished | Failed)
+            self._has_news |= isinstance(event, Finished | Failed | Interrupted)
 
     def _completed(self, event: ProcessEvent) -> ProcessEvent:
         """Completes an event by what only the launching process knows: the cause of a lost worker."""
@@ -235,7 +253,7 @@ class Supervisor:
         self._last_activity_poll = now
         for watched in self._watched:
             quiet = now - watched.last_heard > 2 * _ACTIVITY_POLL_SECONDS
-            if not watched.finished and (quiet or watched.process.status.call in _STARTING_CALLS):
+            if not watched.is_over and (quiet or watched.process.status.call in _STARTING_CALLS):
                 watched.update_activity()
 
     def _failed(self) -> list[RankStatus]:
@@ -243,7 +261,7 @@ class Supervisor:
         return [watched for watched in self._watched if self._has_failed(watched)]
 
     def _has_failed(self, watched: RankStatus) -> bool:
-        if watched.finished:
+        if watched.is_over:
             return False
         if watched.process.is_gone:
             self._read_events(watched)  # its last events may still be in the pipe
@@ -262,7 +280,7 @@ class Supervisor:
         It is lost after `silence` seconds without an event. A process that sends no events but is active is
         only slow, and has the timeout of its present call instead.
         """
-        if watched.finished or watched.failure is not None or watched.process.is_gone:
+        if watched.is_over or watched.failure is not None or watched.process.is_gone:
             return None
         now, silence = time.monotonic(), self._timeouts["silence"]
         if watched.role == "coordinator":
@@ -278,7 +296,8 @@ class Supervisor:
 
     def _suspects(self) -> list[RankStatus]:
         """All processes but workers that the run can lose and that have not failed."""
-        return [watched for watched in self._watched if watched.is_needed or watched.failure]
+        present = [watched for watched in self._watched if not watched.left]
+        return [watched for watched in present if watched.is_needed or watched.failure]
 
     def _explain(self) -> RunFailedError:
         """Finds the culprit, requests the stacks of all processes, and returns the error."""
@@ -311,7 +330,7 @@ class Supervisor:
         while not deadline.is_over:
             self._poll(self._poll_seconds)
             self._failed()
-            if all(w.failure or w.finished or w.died_at for w in self._watched):
+            if all(w.failure or w.is_over or w.died_at for w in self._watched):
                 return
 
     def _read_for(self, seconds: float) -> None:

@@ -263,7 +263,9 @@ class CheckpointWriter:
         if self._token is None:
             self._token = self._consensus.shared_token()
         self._count += 1
-        run = None if self._reporter.rank else self._run(trainer_state, differ, strategy_state)
+        run = (
+            None if self._reporter.rank else self.run_record(trainer_state, differ, strategy_state)
+        )
         if other_folder is None:
             self._saved, self._saved_at = deepcopy(trainer_state), time.monotonic()
         self._began_at = time.monotonic()
@@ -317,6 +319,10 @@ class CheckpointWriter:
         """Waits until all processes have written the last checkpoint; returns why it is not complete."""
         return self._take_error(self._agreed_state(math.inf))
 
+    def give_up(self) -> None:
+        """Leaves the checkpoint that is being written incomplete: one of its writers is lost. Local."""
+        self._given_up.set()
+
     def _agreed_state(self, timeout_s: float) -> int:
         """State of the last checkpoint, after at most `timeout_s` each for writing and for committing."""
         if self._thread is None:
@@ -368,7 +374,7 @@ class CheckpointWriter:
         are_equal = keeps_equal == "always" or (keeps_equal == "finally" and is_finished)
         return not are_equal and not self._plan.uses_parameter_server and self._group.replicas > 1
 
-    def _run(
+    def run_record(
         self, trainer_state: SavedTrainerState, differ: bool, strategy_state: StrategyState
     ) -> dict[str, Any]:
         """The content of `run.json`."""

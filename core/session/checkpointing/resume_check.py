@@ -40,6 +40,7 @@ _IGNORED = (
     "checkpoint",
     "early_stopping",
     "on_nan",
+    "elastic",
 )
 """Spec fields that do not affect what is computed."""
 _OTHER_SEEDS = "; the data set's own draws differ, as they are seeded for each sample with a number"

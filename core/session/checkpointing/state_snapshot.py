@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from isotrain.core.checkpoints.tensor_part import Section, TensorPart
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.device_mesh import DATA, TENSOR
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.strategy import StrategyState
@@ -120,6 +121,12 @@ class StateSnapshot:
     def _is_sharded(self, kind: StateKind) -> bool:
         infos = self._group.describe_state((kind,)).values()
         return any(info.offset is not None for info in infos)
+
+
+def read_section(group: ReplicaGroup, kinds: Sequence[StateKind]) -> Section:
+    """Copies unsharded state of this process's first replica. Local."""
+    infos = group.describe_state(kinds)
+    return {name: _part(array, infos[name]) for name, array in group.read_state(kinds).items()}
 
 
 def finished_copy(section: Section) -> PendingCopy:

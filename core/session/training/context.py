@@ -15,7 +15,10 @@ from isotrain.core.contracts.process import ProcessContext, ServerConnection
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.errors import PluginError, SpecError, first_of
+from isotrain.core.data.dataset import DataSet
+from isotrain.core.data.sources import ShardedStream
+from isotrain.core.data.streaming.streams import BatchStream
+from isotrain.core.errors import PluginError, SpecError, UnsupportedError, first_of
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.training.consensus import require_same_data
@@ -101,6 +104,8 @@ def build_session_context(
     data, reader = share_streams(spec, context, group, load_data(spec))
     loaders = DataLoaders(spec, plan, group, data, context, reader)
     require_same_data(group, loaders.data, context.rank, plan)
+    if spec.elastic is not None:
+        _require_elastic(group, loaders.data)
     initial_weights = load_initial_weights(spec, plan, group, resumes=resumes)
     model_stats = _model_stats(spec, group, loaders, initial_weights)
     completed_plan = complete_plan(plan, resolved_spec, model_stats)
@@ -110,6 +115,23 @@ def build_session_context(
     return SessionContext(
         spec, completed_plan, group, index, strategy, loaders, initial_weights, adapter.packages
     )
+
+
+def _require_elastic(group: ReplicaGroup, data: DataSet) -> None:
+    """Refuses elastic runs with data or state that the other processes do not have.
+
+    Raises:
+        UnsupportedError: The training data are a stream, or layers or the optimizer keep such state.
+    """
+    reason = None
+    if isinstance(data.train, BatchStream | ShardedStream):
+        reason = "the training data are a stream, which cannot be cut anew. Give data by position"
+    elif group.describe_state(("carry",)):
+        reason = "layers carry state from batch to batch, and that of a lost replica is lost"
+    elif group.needs_closure():
+        reason = "the optimizer computes the loss several times in a step. Use another"
+    if reason:
+        raise UnsupportedError(f"elastic: {reason}. Or leave `elastic` out of the spec.")
 
 
 def _require_objective_with_step(spec: TrainingSpec, framework: str) -> None:

@@ -71,7 +71,10 @@ class StepLogger:
         stopwatch: Stopwatch,
         total_steps: int,
     ) -> Self:
-        """The logger of a process: only rank 0 reports, and only to a launcher or for `on_nan`."""
+        """The logger of a process: only rank 0 reports, and only to a launcher or for `on_nan`.
+
+        Other ranks of an elastic run keep the records, for one of them may become rank 0.
+        """
         spec = session_context.spec
         explain = partial(
             explain_nan,
@@ -79,8 +82,10 @@ class StepLogger:
             plan=session_context.plan,
             group=session_context.group,
         )
-        nan_guard = NanGuard(spec.on_nan, reporter, explain)
-        reports = reporter.rank == 0 and (reporter.has_listener or spec.on_nan != "ignore")
+        on_nan = "ignore" if reporter.rank and spec.on_nan != "skip" else spec.on_nan
+        nan_guard = NanGuard(on_nan, reporter, explain)
+        is_main = reporter.rank == 0
+        reports = spec.elastic or (is_main and (reporter.has_listener or spec.on_nan != "ignore"))
         return cls(reporter, stopwatch, total_steps, nan_guard, is_silent=not reports)
 
     def add(
@@ -182,7 +187,7 @@ class StepLogger:
         self._epoch_sum, self._epoch_samples = epoch_sum, epoch_samples
 
     def _report_progress(self, epoch: int, step: int) -> None:
-        loss = self._newest_loss()
+        loss = self._newest_loss() if self._reporter.rank == 0 else None
         if loss is None:
             return
         if isnan(loss):
@@ -217,7 +222,7 @@ class StepLogger:
             return
         losses = [float(loss) for loss in self._losses[:count]]
         rates = self._rates[:count]
-        self._reporter.emit(Steps(first=self._first, losses=losses, learning_rates=rates))
+        self._reporter.report(Steps(first=self._first, losses=losses, learning_rates=rates))
         sizes = self._sizes[:count]
         for loss, size in zip(losses, sizes, strict=True):
             self._count_in_epoch(loss, size)  # one by one: however blocks are cut, to the same bits
@@ -243,7 +248,7 @@ class StepLogger:
             return
         steps, records = zip(*self._scalars[:count], strict=True)
         values = [{name: float(value) for name, value in each.items()} for each in records]
-        self._reporter.emit(Scalars(steps=steps, values=values))
+        self._reporter.report(Scalars(steps=steps, values=values))
         del self._scalars[:count]
 
 

@@ -70,6 +70,8 @@ class TrainLoop:
         trainer_state: Step counters, learning-rate factor and last loss.
         updates: Updates of a step by name, in their order: one, with an empty name, without named updates.
         loss_check: Compares the loss of a batch with the mean over its parts.
+        undo: In an elastic run, function that restores what the forward pass of the present step has changed;
+            None between steps, and in other runs.
         step_logger: Reports the steps of rank 0 to the launcher.
         average: Average of the weights, by `ema` or `swa` of the spec.
     """
@@ -95,6 +97,8 @@ class TrainLoop:
         self._peeked: tuple[tuple[int, int], Batch | None] | None = None
         self._step_of_data: int | None = None
         """Step of the batch that `batches` has yielded and waits for; None while nobody iterates."""
+        self.undo: Callable[[], None] | None = None
+        self._is_elastic = session_context.spec.elastic is not None
         self._is_first_custom_batch = True
         self._has_warned_of_partial_save = False
         self._single_sample_batches = batches_with_single_sample(
@@ -316,6 +320,8 @@ class TrainLoop:
         self.average.before_step(group, batch.step)
         self._profiler.before_step(batch.step)
         trainer_state.values = batch.values
+        if self._is_elastic:
+            self.undo = group.savepoint()
         rates = []
         for each in updates:
             each.prepare(batch.step)
@@ -329,6 +335,7 @@ class TrainLoop:
         before = trainer_state.last_loss if continues else None
         trainer_state.last_loss = loss if before is None else before + loss
         trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
+        self.undo = None
         if applied:
             self.average.after_step(trainer_state.steps_done)
         if not continues and self._is_stop_requested():

@@ -1,0 +1,73 @@
+"""Membership of an elastic run: which of its processes are there, and from which state they go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+
+from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
+from isotrain.core.contracts.process import LOCALHOST, ProcessContext
+
+JOIN_SECONDS = 10.0
+"""Time in which the members of a new process group must have found each other."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Processes that form one process group of an elastic run, and the state that they continue from.
+
+    Members are named by their ranks in the first group, which logs and the launcher keep. In the new group a
+    member's rank is its index among them.
+
+    Attributes:
+        generation: Number of the process group; the first one of a run is 0.
+        members: First ranks of the members, ascending.
+        port: Port of this machine at which they meet.
+        source: Member whose state all take.
+        done: Number of steps in that state.
+        phase: How far the source has come with what follows the last step; see `Interrupted`.
+        reported: Number of steps whose losses the launcher has received.
+        epochs: Number of epochs whose end the launcher has received.
+        folder: Folder of this machine by which the state is handed over.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    port: int
+    source: int
+    done: int
+    phase: int
+    reported: int
+    epochs: int
+    folder: str
+
+    def to_bytes(self) -> bytes:
+        """The membership as JSON, for `from_bytes`."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Membership:
+        """Membership that `to_bytes` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "members": tuple(fields["members"])})
+
+    def context(self, first: ProcessContext) -> ProcessContext:
+        """Process context of a member in this group.
+
+        Args:
+            first: Its process context in the first group.
+        """
+        processes = tuple(
+            replace(first.processes[member], rank=rank, local_rank=rank, replicas=(rank,))
+            for rank, member in enumerate(self.members)
+        )
+        ports = (self.port, *(first.addresses[member][1] for member in self.members[1:]))
+        return replace(
+            first,
+            rank=self.members.index(first.rank),
+            replicas=len(processes),
+            processes=processes,
+            addresses=tuple((LOCALHOST, port) for port in ports),
+            device_mesh=DeviceMesh({DATA: len(processes)}),
+            join_seconds=JOIN_SECONDS,
+        )

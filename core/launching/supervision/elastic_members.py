@@ -1,0 +1,170 @@
+"""Members of an elastic run: decides which processes go on when others are lost, and from which state."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Interrupted,
+    MembersChanged,
+    ProcessEvent,
+    Steps,
+)
+from isotrain.core.contracts.membership import Membership
+
+if TYPE_CHECKING:
+    from isotrain.core.launching.processes.rank_process import RankProcess
+    from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
+
+_SHARED_MEMORY = Path("/dev/shm")
+_MOST_ATTEMPTS = 3
+
+
+class ElasticMembers:
+    """The processes that are there, and the process group that they form.
+
+    Once a member is lost, its group is void. Each other member leaves it, and reports how many steps its
+    state has. When all have reported, the next group is published, with the state that has come furthest.
+    """
+
+    def __init__(self, least: int, take_port: Callable[[], int]) -> None:
+        """Begins with the group of all processes.
+
+        Args:
+            least: Smallest number of members.
+            take_port: Reserves a port for a group to meet at.
+        """
+        self._least = least
+        self._take_port = take_port
+        self._generation = 0
+        self._is_void = False
+        self._lost: dict[str, str] = {}
+        """What happened to the processes that were lost since the last group was published."""
+        self._interrupted: dict[int, Interrupted] = {}
+        """Reports of the members that have left the present group."""
+        self._steps_at_start = -1
+        self._attempts = 0
+        """Number of groups in a row that failed at once although nobody was lost."""
+        self._steps = 0
+        self._epochs: list[EpochEnded] = []
+        self._folder: str | None = None
+
+    def close(self) -> None:
+        """Removes the state that was handed over."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def note(self, rank: int, event: ProcessEvent) -> bool:
+        """Takes note of an event of a process; returns whether it is new to the run's listeners."""
+        if isinstance(event, Interrupted):
+            if event.generation == self._generation:
+                self._interrupted[rank] = event
+        elif isinstance(event, Steps):
+            self._steps = max(self._steps, event.first + len(event.losses))
+        elif isinstance(event, EpochEnded):
+            if any(event.epoch == each.epoch for each in self._epochs):
+                return False
+            self._epochs.append(event)
+        return True
+
+    def lose(self, lost: Sequence[RankStatus], all_processes: Sequence[RankStatus]) -> bool:
+        """Lets the run go on without processes that have ended or fallen silent, if enough are left.
+
+        Returns:
+            Whether it goes on. It does not after an error that a process has raised, or where one is lost
+            before all have begun to train.
+        """
+        from isotrain.core.launching.supervision.failure_diagnosis import verdict
+
+        left = [each for each in all_processes if not each.left and each not in lost]
+        has_begun = all(each.ready for each in all_processes)
+        if any(each.failure for each in lost) or not has_begun or len(left) < self._least:
+            return False
+        for each in lost:
+            self._lost[str(each.rank)] = verdict(each)
+            if not each.process.is_gone:
+                each.process.end()
+            each.left = True
+            self._interrupted.pop(each.rank, None)
+        self._make_void(left)
+        return True
+
+    def _make_void(self, members: Sequence[RankStatus]) -> None:
+        if not self._is_void:
+            self._is_void = True
+            for each in members:
+                _process(each).void_group(self._generation)
+
+    def regroup(self, all_processes: Sequence[RankStatus]) -> MembersChanged | None:
+        """Publishes the next process group once all that are left wait for it; returns its event.
+
+        A process that has finished is no member of it.
+        """
+        members = [each for each in all_processes if not each.left and not each.finished]
+        if not self._interrupted:
+            return None
+        self._make_void(members)
+        if any(each.rank not in self._interrupted for each in members):
+            return None
+        reports = {each.rank: self._interrupted[each.rank] for each in members}
+        source, furthest = max(
+            reports.items(), key=lambda item: (item[1].done, item[1].phase, -item[0])
+        )
+        has_cause = bool(self._lost) or furthest.done > self._steps_at_start
+        self._attempts = 0 if has_cause else self._attempts + 1
+        if self._attempts > _MOST_ATTEMPTS:
+            return None  # nobody is lost, and it failed at once: a timeout ends the run
+        self._generation += 1
+        self._is_void = False
+        self._steps_at_start = furthest.done
+        self._rewind_to(furthest.done)
+        membership = Membership(
+            generation=self._generation,
+            members=tuple(reports),
+            port=self._take_port(),
+            source=source,
+            done=furthest.done,
+            phase=furthest.phase,
+            reported=self._steps,
+            epochs=max((each.epoch + 1 for each in self._epochs), default=0),
+            folder=self._handover_folder(),
+        )
+        lost, self._lost = self._lost, {}
+        self._interrupted = {}
+        for each in members:
+            _process(each).publish_membership(membership)
+        return MembersChanged(
+            time=time.time(),
+            generation=self._generation,
+            lost=lost,
+            done=furthest.done,
+            members=membership.members,
+        )
+
+    def _rewind_to(self, done: int) -> None:
+        """Forgets what was reported of steps that are taken again."""
+        self._steps = min(self._steps, done)
+        self._epochs = [each for each in self._epochs if each.done <= done]
+
+    def _handover_folder(self) -> str:
+        """Folder in memory by which the state is handed over; without that of the group before the last."""
+        if self._folder is None:
+            with contextlib.suppress(OSError):
+                self._folder = tempfile.mkdtemp(prefix="isotrain-", dir=_SHARED_MEMORY)
+            self._folder = self._folder or tempfile.mkdtemp(prefix="isotrain-")
+        for folder in Path(self._folder).iterdir():
+            if folder.name != str(self._generation - 1):
+                shutil.rmtree(folder, ignore_errors=True)
+        return self._folder
+
+
+def _process(watched: RankStatus) -> RankProcess:
+    """The process on this machine; elastic runs have no others."""
+    return watched.process  # type: ignore[return-value]

@@ -1,0 +1,155 @@
+"""Elastic runs: a process goes on in a new process group when another process is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from isotrain.core.contracts.events import Interrupted, Ready
+from isotrain.core.contracts.membership import Membership
+from isotrain.core.errors import EndedError
+from isotrain.core.planning.planner import plan_of_members
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.backend.adapter import Adapter
+    from isotrain.core.contracts.job import Job
+    from isotrain.core.contracts.process import ProcessContext
+    from isotrain.core.contracts.reporter import Reporter
+    from isotrain.core.plugins.resolved_spec import ResolvedSpec
+    from isotrain.core.session.checkpointing.handover import CarriedState
+    from isotrain.core.session.session import Session
+
+_WATCH_SECONDS = 0.01
+
+
+class ElasticRun:
+    """One process's part of an elastic run, over all process groups that it is a member of.
+
+    Where a call fails because another process is lost, this process keeps its state in memory, leaves the
+    process group, and waits for the launcher to say who is there. The members of the new group take the state
+    of the one that has come furthest, and call the run's function again, as a resumed run does.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        resolved_spec: ResolvedSpec,
+        context: ProcessContext,
+        reporter: Reporter,
+        blames_peer: Callable[[BaseException], bool],
+    ) -> None:
+        """Prepares the first process group.
+
+        Args:
+            job: The job.
+            resolved_spec: The job's spec with its plugin references resolved.
+            context: Process context of this process in the first group.
+            reporter: Sends events to the launcher.
+            blames_peer: Whether an error only says that another process is lost.
+        """
+        self._job = job
+        self._resolved_spec = resolved_spec
+        self._adapter: Adapter = resolved_spec.plugins.backend(job.plan.backend)
+        self._first_context = context
+        self._reporter = reporter
+        self._blames_peer = blames_peer
+        self._generation = 0
+        self._carried: CarriedState | None = None
+
+    def run(self, take_first: Callable[[], Session]) -> Any:
+        """Calls the job's function in this group and in those that follow; returns its value. Collective.
+
+        Args:
+            take_first: Returns the session of the first process group, and keeps no reference to it.
+        """
+        first = take_first()
+        first.survives = self.survives
+        session: Session | None = first
+        del first  # freed before the next process group is joined
+        membership: Membership | None = None
+        while True:
+            try:
+                with self._watching():
+                    if membership is not None:
+                        session = self._join(membership)
+                    assert session is not None
+                    value = self._job.work(session)
+                    session.close()
+                    return value
+            except BaseException as error:
+                if not self.survives(error):
+                    raise
+                reason = f"{type(error).__name__}: {error}"
+                if session is not None:
+                    self._carried = session.carried_state()
+            interrupted = self._left_group(reason)
+            session = None
+            gc.collect()  # frees the model: its native wrapper must not outlive the process group
+            self._adapter.abandon_group()
+            self._reporter.enter("wait for the other members")
+            self._reporter.emit(interrupted)
+            text = self._reporter.wait_for_membership(self._generation)
+            membership = Membership.from_bytes(text)
+            self._generation = membership.generation
+
+    def survives(self, error: BaseException) -> bool:
+        """Whether the run goes on in another process group after an error."""
+        if isinstance(error, EndedError) or not isinstance(error, Exception):
+            return False
+        return self._reporter.is_void(self._generation) or self._blames_peer(error)
+
+    def _left_group(self, reason: str) -> Interrupted:
+        assert self._carried is not None  # the first session was ready
+        return Interrupted(
+            generation=self._generation,
+            done=self._carried.done,
+            phase=self._carried.phase,
+            reason=reason,
+        )
+
+    def _join(self, membership: Membership) -> Session:
+        """Opens a session in a new process group, with the state that was handed over. Collective."""
+        from isotrain.core.session.session import Session
+
+        reporter, job = self._reporter, self._job
+        assert self._carried is not None
+        reporter.enter("hand over the state")
+        location = self._carried.hand_over(
+            membership, self._first_context.rank, lambda: reporter.is_void(membership.generation)
+        )
+        context = membership.context(self._first_context)
+        reporter.rank = context.rank
+        plan = plan_of_members(job.plan, self._resolved_spec.spec_with_model, context.processes)
+        session = Session(
+            self._resolved_spec,
+            plan,
+            context,
+            reporter,
+            resumes=True,
+            may_stop=job.may_stop,
+            survives=self.survives,
+        )
+        session.take_over(location, membership)
+        reporter.emit(Ready(samples=session.plan.samples))
+        return session
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Context with a thread that interrupts the group's calls once the launcher says that it is void."""
+        ended, generation = threading.Event(), self._generation
+
+        def watch() -> None:
+            while not ended.wait(_WATCH_SECONDS):
+                if self._reporter.is_void(generation):
+                    self._adapter.interrupt_group()  # again and again: a group may just be forming
+
+        thread = threading.Thread(target=watch, name="isotrain-membership", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

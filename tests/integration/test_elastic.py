@@ -1,0 +1,208 @@
+"""Elastic runs: processes are lost, and the others go on without a restart, as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from integration import elastic_runs
+from integration.elastic_runs import (
+    EPOCHS,
+    REPLICAS,
+    STEPS,
+    STEPS_PER_EPOCH,
+    Kills,
+    assert_same,
+    changes_of,
+    die,
+    native,
+    portable,
+    process,
+    run,
+    spec,
+)
+
+import isotrain
+from isotrain.core.errors import PlanError, RunFailedError, SpecError, UnsupportedError
+
+pytestmark = pytest.mark.usefixtures("reference", "no_processes_left")
+
+for module in (sys.modules[__name__], elastic_runs):
+    cloudpickle.register_pickle_by_value(module)
+
+KILLED = "was ended by SIGKILL"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> isotrain.RunResult:
+    """A run from which nothing is lost."""
+    result, _ = run(tmp_path_factory.mktemp("whole") / "run", elastic=None)
+    return result
+
+
+CASES = {
+    "the last rank": (Kills(between={3: 2}), [({"3"}, 3, [0, 1, 2])]),
+    "rank 0": (Kills(between={0: 6}), [({"0"}, 7, [1, 2, 3])]),
+    "one after the other": (
+        Kills(between={1: 1, 0: 4, 3: 8}),
+        [({"1"}, 2, [0, 2, 3]), ({"0"}, 5, [2, 3]), ({"3"}, 9, [2])],
+    ),
+    "two at once": (Kills(between={0: 7, 2: 7}), [({"0", "2"}, 8, [1, 3])]),
+    "a sum that one rank has": (Kills(sending={0: 6}), [({"0"}, 7, [1, 2, 3])]),
+    "in an evaluation": (Kills(evaluating={1: 4}), [({"1"}, 5, [0, 2, 3])]),
+    "rank 0 in an evaluation": (Kills(evaluating={0: 9}), [({"0"}, 10, [1, 2, 3])]),
+    "after the last step": (Kills(between={0: STEPS - 1}), [({"0"}, STEPS, [1, 2, 3])]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_others_go_on_as_if_nothing_was_lost(
+    name: str, whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    kills, expected = CASES[name]
+    result, events = run(tmp_path / "run", callbacks=[kills])
+    assert_same(result, whole)
+    changes = changes_of(events)
+    lost: set[str] = set().union(*(change["lost"] for change in changes))
+    assert lost == set().union(*(ranks for ranks, _, _ in expected))
+    assert all(what.startswith(KILLED) for c in changes for what in c["lost"].values())
+    assert list(changes[-1]["members"]) == expected[-1][2]
+    if name != "two at once":  # may be two changes
+        found_changes = [(set(c["lost"]), c["done"], list(c["members"])) for c in changes]
+        assert found_changes == expected
+    assert result.restarts == []
+    steps = [
+        e["first"] + i for e in events if e["event"] == "steps" for i in range(len(e["losses"]))
+    ]
+    assert steps == list(range(STEPS))
+    epochs = [event for event in events if event["event"] == "epoch"]
+    assert [epoch["epoch"] for epoch in epochs] == list(range(EPOCHS))
+    assert [epoch["loss"] for epoch in epochs] == pytest.approx(
+        [epoch["loss"] for epoch in whole.history.epochs], abs=1e-12
+    )
+    for found, undisturbed in zip(result.history.epochs, whole.history.epochs, strict=True):
+        for metric in ("validation_loss", "validation_mean_absolute_error"):
+            assert found[metric] == pytest.approx(undisturbed[metric], abs=1e-12)
+    first_whole = -(-expected[-1][1] // STEPS_PER_EPOCH) + 1
+    for found, undisturbed in zip(
+        result.history.epochs[first_whole:], whole.history.epochs[first_whole:], strict=True
+    ):
+        assert found["mean_absolute_error"] == pytest.approx(undisturbed["mean_absolute_error"])
+
+
+def test_a_suspended_process_is_ended_and_the_others_go_on(
+    whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    result, events = run(tmp_path / "run", callbacks=[Stops()], timeouts={"silence": 2.0})
+    assert_same(result, whole)
+    (change,) = changes_of(events)
+    assert change["lost"]["2"].startswith("is suspended (SIGSTOP)")
+
+
+class Stops:
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if process() == 2 and batch.step == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_checkpoints_go_on_and_a_later_run_resumes_from_them(
+    whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    kills = Kills(between={0: 3, 1: 7})
+    policy = {"every_steps": 2, "keep_last": None, "background": False}
+    run(tmp_path / "run", callbacks=[kills], checkpoint=policy)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    found = {path.parent.name for path in checkpoints.glob("step-*/manifest.json")}
+    assert found == {f"step-{step:09}" for step in (*range(2, STEPS, 2), STEPS)}
+    for path in checkpoints.glob("step-*"):
+        if int(path.name[5:]) > 12:
+            (path / "manifest.json").unlink()
+    result, _ = run(tmp_path / "again", replicas=3, resume=checkpoints, checkpoint=policy)
+    np.testing.assert_allclose(result.history.loss, whole.history.loss[12:], rtol=0, atol=1e-12)
+
+
+def test_too_few_that_are_left_fail_and_name_the_rank(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError) as caught:
+        run(tmp_path, callbacks=[Kills(between={1: 2, 3: 5})], elastic={"min": 3})
+    first, *others = str(caught.value).splitlines()
+    assert first.startswith(f"rank 3 of {REPLICAS} {KILLED}")
+    assert first.endswith("after step 5, in call 'between calls'.")
+    assert any(line.startswith(f"rank 1: last step 2, then {KILLED}") for line in others), others
+
+
+class Raises:
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if process() == 1 and batch.step == 2:
+            raise ValueError("a deliberate mistake")
+
+
+def test_an_error_of_a_rank_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="rank 1 of 4 raised ValueError after step 2"):
+        run(tmp_path, callbacks=[Raises()])
+
+
+def own_loop(session: isotrain.Session) -> list[Any]:
+    """A loop that is called again in the next process group, and continues from the notes."""
+    assert session.replicas == len(session.plan.processes)
+    for batch in session.batches():
+        loss = float(session.step(batch))
+        session.notes["losses"] = [*session.notes.get("losses", []), loss]
+        if process() == 1 and batch.step == 4:
+            die()
+    return [process(), session.rank, session.replicas, session.notes["losses"]]
+
+
+def test_an_own_loop_is_called_again_with_its_notes(
+    whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    returned = isotrain.launch(own_loop, spec(), backend="reference", replicas=3, output=tmp_path)
+    assert [each[:3] for each in returned] == [[0, 0, 2], [2, 1, 2]]
+    for *_, losses in returned:
+        assert losses == pytest.approx(whole.history.loss, abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.failures
+@pytest.mark.parametrize("model", ["native", "portable"])
+def test_torch_ddp_goes_on(model: str, tmp_path: Path) -> None:
+    fields = {"model": {"torch": native} if model == "native" else portable}
+    kills = Kills(between={1: 3, 0: 8})
+    changes = {**fields, "backend": "torch-ddp"}
+    whole, _ = run(tmp_path / "whole", 3, **changes, elastic=None)
+    result, events = run(tmp_path / "run", 3, **changes, callbacks=[kills])
+    assert_same(result, whole)
+    assert [list(change["members"]) for change in changes_of(events)] == [[0, 2], [2]]
+    assert [event["epoch"] for event in events if event["event"] == "epoch"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend", "error", "text"),
+    [
+        ({"elastic": {"min": 5}}, "reference", PlanError, "elastic.min: expected at most the 4"),
+        ({"strategy": "local-sgd"}, "reference", UnsupportedError, "under strategy 'local-sgd'"),
+        ({}, "tf-multiworker", UnsupportedError, "cannot change its cluster in a living process"),
+        ({}, "tf-mirrored", UnsupportedError, "elastic: backend 'tf-mirrored'"),
+        ({}, "horovod-torch", UnsupportedError, "elastic: backend 'horovod-torch'"),
+        (
+            {"global_batch_size": None, "local_batch_size": 3},
+            "reference",
+            SpecError,
+            "global_batch_size with elastic",
+        ),
+        ({"elastic": {"min": 1, "max": 8}}, "reference", SpecError, "elastic.max"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    changes: dict[str, Any], backend: str, error: type[Exception], text: str
+) -> None:
+    models = {"numpy": elastic_runs.model, "torch": native, "tensorflow": portable}
+    fields = spec(model=models, **changes)
+    present = {name: value for name, value in fields.items() if value is not None}
+    with pytest.raises(error, match=text):
+        isotrain.plan(present, backend=backend, replicas=REPLICAS)

@@ -1,0 +1,111 @@
+"""Members of an elastic run: what the launcher tells a process, and what a process keeps for rank 0."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+
+import pytest
+
+from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
+from isotrain.core.contracts.events import EpochEnded, ProcessEvent, Scalars, Steps
+from isotrain.core.contracts.membership import Membership
+from isotrain.core.contracts.process import ProcessContext, ProcessInfo
+from isotrain.core.contracts.reporter import (
+    PAGE_BYTES,
+    Reporter,
+    publish_membership,
+    read_status,
+    request_checkpoint,
+    void_group,
+)
+from isotrain.core.errors import IsotrainError
+
+FIELDS = {"port": 7, "source": 3, "done": 5, "phase": 2, "reported": 4, "epochs": 1, "folder": "/f"}
+
+
+def membership(*members: int, generation: int = 1) -> Membership:
+    return Membership(generation=generation, members=members, **FIELDS)  # type: ignore[arg-type]
+
+
+def test_a_membership_survives_the_page_beside_the_status() -> None:
+    descriptor = os.memfd_create("page")
+    os.truncate(descriptor, PAGE_BYTES)
+    page, reporter = mmap.mmap(descriptor, PAGE_BYTES), Reporter(page=descriptor)
+    reporter.step = 4
+    reporter.enter("step")
+    assert not reporter.is_void(0)
+    void_group(page, 0)
+    assert reporter.is_void(0)
+    assert not reporter.is_void(1)
+    for generation in (1, 2):
+        expected = membership(0, 2, 3, generation=generation)
+        publish_membership(page, generation, expected.to_bytes())
+        text = reporter.wait_for_membership(generation - 1)
+        assert Membership.from_bytes(text) == expected
+        assert reporter.is_void(generation - 1)
+        assert not reporter.is_void(generation)
+        void_group(page, generation)
+        assert reporter.is_void(generation)
+        assert reporter.wait_for_membership(generation - 1) == text
+    request_checkpoint(page, and_end=False)
+    assert reporter.checkpoint_request.save
+    assert read_status(page)[::2] == (4, "step")
+    with pytest.raises(IsotrainError, match="too many processes"):
+        publish_membership(page, 3, membership(*range(2000)).to_bytes())
+
+
+def test_members_are_ranked_anew() -> None:
+    processes = tuple(ProcessInfo(rank, local_rank=rank, replicas=(rank,)) for rank in range(4))
+    addresses = tuple(("127.0.0.1", 10 + rank) for rank in range(4))
+    first = ProcessContext(3, 4, "run", processes, addresses, device_mesh=DeviceMesh({DATA: 4}))
+    context = membership(1, 3).context(first)
+    assert (context.rank, context.replicas, context.world_size, context.local_rank) == (1, 2, 2, 1)
+    assert context.local_replicas == (1,)
+    assert context.rendezvous == ("127.0.0.1", 7)
+    assert context.address == ("127.0.0.1", 13)
+    assert context.device_mesh == DeviceMesh({DATA: 2})
+    assert context.join_seconds is not None
+
+
+def sent(rank: int, steps: int, epochs: int) -> tuple[int, list[dict[str, object]]]:
+    """What a process that is rank 0 now sends of what it has kept as another rank."""
+    reading, writing = os.pipe()
+    reporter = Reporter(rank, writing)
+    kept: list[ProcessEvent] = [
+        Steps(first=0, losses=[0.0, 0.1], learning_rates=[1.0, 1.0]),
+        EpochEnded(metrics={}, epoch=0, done=2, loss=0.05),
+        Scalars(steps=[1, 2], values=[{"a": 1.0}, {"a": 2.0}]),
+        Steps(first=2, losses=[0.2, 0.3, 0.4], learning_rates=[1.0, 0.5, 0.25]),
+        Scalars(steps=[3], values=[{"a": 3.0}]),
+        EpochEnded(metrics={}, epoch=1, done=4, loss=0.25),
+    ]
+    for event in kept:
+        reporter.report(event)
+    reporter.rank = 0
+    count = reporter.send_kept(steps, epochs)
+    assert reporter.send_kept(steps, epochs) == steps  # once
+    reporter.flush()
+    reporter.close()
+    lines = os.read(reading, 1 << 16).splitlines()
+    events = [json.loads(line) for line in lines]
+    return count, [event for event in events if event["event"] != "heartbeat"]
+
+
+def test_a_new_rank_0_sends_what_the_old_one_has_not() -> None:
+    count, events = sent(rank=1, steps=3, epochs=1)
+    assert count == 5
+    assert [event["event"] for event in events] == ["steps", "scalars", "epoch"]
+    assert events[0]["first"] == 3
+    assert events[0]["losses"] == [0.3, 0.4]
+    assert events[0]["learning_rates"] == [0.5, 0.25]
+    assert events[1]["values"] == [{"a": 3.0}]
+    assert events[2]["epoch"] == 1
+
+
+def test_rank_0_keeps_nothing() -> None:
+    count, events = sent(rank=0, steps=0, epochs=0)
+    assert count == 0
+    kinds = [event["event"] for event in events]
+    assert kinds == ["steps", "epoch", "scalars", "steps", "scalars", "epoch"]

@@ -1,0 +1,181 @@
+"""Which processes of an elastic run go on, and from whose state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isotrain.core.contracts.events import EpochEnded, Interrupted, MembersChanged, Steps
+from isotrain.core.contracts.membership import Membership
+from isotrain.core.contracts.process import ProcessInfo
+from isotrain.core.contracts.reporter import Status
+from isotrain.core.launching.supervision.elastic_members import ElasticMembers
+from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
+
+
+class Process:
+    """What the supervisor sees of a process, and what it is told."""
+
+    is_stopped = False
+    status = Status(3, 0.0, "step")
+
+    def __init__(self, rank: int) -> None:
+        self.info = ProcessInfo(rank)
+        self.exit_code: int | None = None
+        self.void: list[int] = []
+        self.memberships: list[Membership] = []
+
+    @property
+    def is_gone(self) -> bool:
+        return self.exit_code is not None
+
+    def end(self) -> None:
+        self.exit_code = -9
+
+    def void_group(self, generation: int) -> None:
+        self.void.append(generation)
+
+    def publish_membership(self, membership: Membership) -> None:
+        self.memberships.append(membership)
+
+
+class Run:
+    """Four processes that train, and their members."""
+
+    def __init__(self, least: int = 1) -> None:
+        self.ports = iter(range(100, 200))
+        self.members = ElasticMembers(least, lambda: next(self.ports))
+        self.processes: list[Any] = [Process(rank) for rank in range(4)]
+        now = time.monotonic()
+        self.all = [
+            RankStatus(p, last_heard=now, last_active=now, ready=True) for p in self.processes
+        ]
+
+    def lose(self, *ranks: int) -> bool:
+        for rank in ranks:
+            self.processes[rank].exit_code = -9
+        return self.members.lose([self.all[rank] for rank in ranks], self.all)
+
+    def interrupted(self, rank: int, done: int, phase: int = 0, generation: int = 0) -> None:
+        event = Interrupted(generation=generation, done=done, phase=phase, reason="gone")
+        self.members.note(rank, event)
+
+    def regroup(self) -> MembersChanged | None:
+        return self.members.regroup(self.all)
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    made = Run()
+    yield made
+    made.members.close()
+
+
+def test_the_others_regroup_once_all_of_them_wait(run: Run) -> None:
+    assert run.regroup() is None
+    assert run.lose(2)
+    assert [process.void for process in run.processes] == [[0], [0], [], [0]]
+    run.members.note(0, Steps(first=0, losses=[0.5] * 4, learning_rates=[1.0] * 4))
+    for rank, done in ((0, 4), (3, 5)):
+        run.interrupted(rank, done)
+        assert run.regroup() is None
+    run.interrupted(1, 5, phase=1)
+    change = run.regroup()
+    assert change is not None
+    assert list(change.lost) == ["2"]
+    assert change.lost["2"].startswith("was ended by SIGKILL")
+    assert (change.generation, change.done, change.members) == (1, 5, (0, 1, 3))
+    (membership,) = run.processes[0].memberships
+    assert (membership.source, membership.phase, membership.reported) == (1, 1, 4)
+    assert run.processes[3].memberships == [membership]
+    assert run.processes[2].memberships == []
+    assert run.regroup() is None
+
+
+def test_a_process_that_is_lost_while_others_wait_is_no_member(run: Run) -> None:
+    run.lose(2)
+    run.interrupted(0, 5)
+    run.interrupted(1, 4)
+    assert run.lose(0)  # it had come furthest
+    run.interrupted(3, 4)
+    change = run.regroup()
+    assert change is not None
+    assert set(change.lost) == {"0", "2"}
+    assert (change.done, change.members) == (4, (1, 3))
+    run.interrupted(1, 9, generation=0)  # of the group before: late
+    assert run.regroup() is None
+
+
+def test_steps_that_are_taken_again_are_reported_again(run: Run) -> None:
+    ended = EpochEnded(metrics={}, epoch=0, done=5, loss=0.5)
+    assert run.members.note(0, ended)
+    assert not run.members.note(1, ended)  # by its successor
+    run.members.note(0, Steps(first=0, losses=[0.5] * 5, learning_rates=[1.0] * 5))
+    run.lose(0)
+    for rank in (1, 2, 3):
+        run.interrupted(rank, 4)
+    assert run.regroup() is not None
+    (membership,) = run.processes[1].memberships
+    assert (membership.reported, membership.epochs) == (4, 0)
+    assert run.members.note(1, ended)
+
+
+def test_a_process_that_has_finished_is_no_member_and_counts_as_there() -> None:
+    run = Run(least=3)
+    run.all[0].finished = True
+    assert run.lose(2)
+    for rank in (1, 3):
+        run.interrupted(rank, 6)
+    change = run.regroup()
+    assert change is not None
+    assert change.members == (1, 3)
+    run.members.close()
+
+
+def test_a_silent_process_is_ended(run: Run) -> None:
+    run.all[1].lost = "fell silent"
+    assert run.members.lose([run.all[1]], run.all)
+    assert run.processes[1].is_gone
+    assert run.all[1].left
+
+
+def test_too_few_or_an_error_or_an_early_loss_end_the_run() -> None:
+    run = Run(least=4)
+    assert not run.lose(1)
+    run = Run()
+    run.all[1].failure = object()  # type: ignore[assignment]
+    assert not run.lose(1, 2)
+    run = Run()
+    run.all[3].ready = False
+    assert not run.lose(1)
+    assert not any(each.left for each in run.all)
+    assert [process.void for process in run.processes] == [[]] * 4
+
+
+def test_a_group_that_fails_at_once_with_all_members_is_formed_three_times_more(run: Run) -> None:
+    for generation in range(4):
+        for rank in range(4):
+            run.interrupted(rank, 2, generation=generation)
+        change = run.regroup()
+        assert change is not None
+        assert change.lost == {}
+    for rank in range(4):
+        run.interrupted(rank, 2, generation=4)
+    assert run.regroup() is None
+    run.interrupted(1, 3, generation=4)
+    assert run.regroup() is not None
+
+
+def test_the_folder_of_the_state_is_removed(run: Run) -> None:
+    run.lose(0)
+    for rank in (1, 2, 3):
+        run.interrupted(rank, 1)
+    run.regroup()
+    folder = Path(run.processes[1].memberships[0].folder)
+    assert folder.is_dir()
+    run.members.close()
+    assert not folder.exists()
