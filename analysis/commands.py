@@ -180,8 +180,10 @@ def parity(options: argparse.Namespace) -> ExitCode:
 
         return compare_programs(options)
     if Path(options.spec).is_dir():
+        own = Path(options.spec) / SPEC_FILE
         raise PlanError(
             f"parity {options.spec}: expected a spec, two traces, or a trace and a spec."
+            + (f" The spec of this run is {own}." if own.is_file() else "")
         )
     from isotrain.analysis.parity import check
 
@@ -192,7 +194,7 @@ def parity(options: argparse.Namespace) -> ExitCode:
             backends=options.backend,
             replicas=options.replicas,
             strategies=options.strategy,
-            steps=options.steps,
+            steps=options.steps or check.DEFAULT_STEPS,
             bits=options.bits,
             map=options.map,
             output=options.output,

@@ -172,7 +172,10 @@ class _Hooks:
         layers = keras_private.layers_of(layer)
         replica.recorder.event(
             "forward",
-            rows=replica.recorder.rows([_channels_first(_array(each)) for each in tensors]),
+            rows=replica.recorder.rows(
+                [_array(each) for each in tensors],
+                channels_last=keras.config.image_data_format() == "channels_last",
+            ),
             training=bool(kwargs.get("training")),
             gradients=replica.tapes > 0,
             dropout=any(map(keras_private.draws_random_numbers, layers)),
@@ -354,12 +357,6 @@ def _is_batch(value: Any) -> bool:
 
 def _has_value(value: Any) -> bool:
     return tf.is_tensor(value) and hasattr(value, "numpy")
-
-
-def _channels_first(array: np.ndarray) -> np.ndarray:
-    """A batch with its axes in torch's order; images have four axes, videos five."""
-    is_last = keras.config.image_data_format() == "channels_last"
-    return np.moveaxis(array, -1, 1) if is_last and array.ndim in (4, 5) else array
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:

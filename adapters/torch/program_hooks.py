@@ -80,6 +80,8 @@ class _Hooks:
 
     def comm_hook(self, model: nn.Module, state: Any, hook: Any) -> None:
         """Keeps whether DistributedDataParallel exchanges gradients in 16 bits."""
+        while isinstance(hook, functools.partial):
+            hook = hook.func
         self._compresses |= "16_compress" in getattr(hook, "__qualname__", "")
 
     def note(self, kind: str, **facts: Any) -> None:
@@ -286,13 +288,22 @@ def _groups(
             "dtype": str(next((p.dtype for p in group["params"]), "")).removeprefix("torch."),
             "names": [names[id(parameter)] for parameter in group["params"]],
             "options": {
-                key: value.item() if isinstance(value, torch.Tensor) else value
+                key: _option(value)
                 for key, value in group.items()
                 if key not in ("params", "initial_lr", "param_names")
             },
         }
         for group in optimizer.param_groups
     ]
+
+
+def _option(value: Any) -> Any:
+    """An option as JSON has it: numbers of tensors, and the text of what is neither number nor text."""
+    if isinstance(value, torch.Tensor | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_option(each) for each in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def _plain(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ class BitTrace(InternalWork):
                 np.savez(folder / f"{batch.step}-{session.rank}.npz", **numbers)  # type: ignore[arg-type]
             elif not differences:
                 expected = _read(folder, batch.step, session.rank)
-                differences = _differences(batch.step, numbers, expected)
+                differences = stage_differences(batch.step, numbers, expected)
         return {
             "steps": steps,
             "differences": differences,
@@ -101,7 +102,7 @@ def _read(folder: Path, step: int, rank: int) -> dict[str, np.ndarray]:
     return numbers
 
 
-def _differences(
+def stage_differences(
     step: int, numbers: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> list[dict[str, Any]]:
     """Tensors of the first stage in which numbers, of any shapes, differ from the reference's."""
@@ -110,17 +111,31 @@ def _differences(
             {"step": step, "stage": stage, "name": key.partition("/")[2], **distance(array, other)}
             for key, array in numbers.items()
             if key.startswith(f"{stage}/") and (other := expected.get(key)) is not None
-            if array.tobytes() != other.tobytes()
+            if not _is_equal(array, other)
         ]
         if differing:
             return differing
     return []
 
 
+def _is_equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays have one shape, one dtype and the same bits."""
+    return _is_alike(one, other) and one.tobytes() == other.tobytes()
+
+
+def _is_alike(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
 def distance(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
-    """Differing bits and relative difference of two arrays of one shape and dtype."""
+    """Differing bits and relative difference of two arrays.
+
+    Of another shape or dtype, all bits of the larger one differ, and the difference is infinite.
+    """
     import numpy as np
 
+    if not _is_alike(one, other):
+        return {"bits": 8 * max(one.nbytes, other.nbytes), "difference": math.inf}
     first, second = (np.frombuffer(each.tobytes(), np.uint8) for each in (one, other))
     floats = one.astype(float), other.astype(float)
     norms = [float(np.linalg.norm(each)) for each in (*floats, floats[0] - floats[1])]

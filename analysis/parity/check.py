@@ -21,7 +21,7 @@ from isotrain.analysis.parity.records import (
 )
 from isotrain.analysis.parity.result import Parity
 from isotrain.analysis.parity.run_trace import RunTrace, furthest_start, not_compared
-from isotrain.analysis.parity.targets import ParityTarget, parity_targets
+from isotrain.analysis.parity.targets import ParityTarget, parity_targets, require_one_update
 from isotrain.analysis.parity.trace_runner import NEEDED, TraceRunner
 from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
@@ -99,6 +99,8 @@ def parity(
     if steps < 1:
         raise PlanError(f"parity: steps: expected at least 1, received {steps}.")
     loaded = load_spec(spec)
+    if not bits:
+        require_one_update(loaded)
     host = plugin_manager(loaded.plugins)
     launcher_choice = LauncherChoice(launcher, launcher_options or {})
     require_startable(host.launcher(launcher_choice.name, launcher_choice.options))

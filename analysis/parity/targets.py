@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
+from isotrain.core.errors import PlanError
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
@@ -32,6 +33,19 @@ class ParityTarget:
     name: str
     spec: TrainingSpec
     launcher: LauncherChoice
+
+
+def require_one_update(spec: TrainingSpec) -> None:
+    """Refuses a spec with named updates: a step is traced with the gradients of one optimizer.
+
+    Raises:
+        PlanError: The spec has updates.
+    """
+    if spec.updates:
+        raise PlanError(
+            f"parity: expected a spec with one optimizer, found updates ({', '.join(spec.updates)}), each"
+            " with one of its own: gradients of such a step are not traced."
+        )
 
 
 def parity_targets(

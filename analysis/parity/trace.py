@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from isotrain.core.session.session import Session
 
 INITIAL_FILE = "initial.npz"
+"""File of initial weights and buffers, each as `KIND/NAME`."""
 STATE: tuple[tuple[Stage, StateKind], ...] = (
     ("weight", "trainable"),
     ("optimizer", "optimizer"),
@@ -98,9 +99,14 @@ def require_shared_folder(marker: str | None) -> None:
         )
 
 
+def first_steps(plan: Plan, count: int) -> list[int]:
+    """Indices of the first `count` steps, or of all where the run has fewer."""
+    return list(range(min(count, plan.total_steps or count)))
+
+
 def steps_to_trace(plan: Plan, count: int) -> list[int]:
     """Indices of the steps to trace: the first `count`, the last replaced by a later partial batch."""
-    steps = list(range(min(count, plan.total_steps or count)))
+    steps = first_steps(plan, count)
     if plan.samples is None or not plan.steps_per_epoch:
         return steps
     smaller = plan.steps_per_epoch - 1
@@ -111,7 +117,13 @@ def steps_to_trace(plan: Plan, count: int) -> list[int]:
 
 
 class Tracer:
-    """Traces a run on one process."""
+    """Traces a run on one process.
+
+    Attributes:
+        steps_of: Function from a plan and a number of steps to the indices of the steps to trace.
+    """
+
+    steps_of = staticmethod(steps_to_trace)
 
     def __init__(self, session: Session, request: Trace) -> None:
         self.session = session
@@ -119,7 +131,7 @@ class Tracer:
         self._names = self.name_map(request)
         self._collects_notes = request.collects_notes
         self._notes: list[str] = []
-        self._steps = steps_to_trace(session.plan, request.steps)
+        self._steps = self.steps_of(session.plan, request.steps)
         self._initializer_start = self._state()
         self._start_from(request.initial)
         self._weights = list(session.read_state(("trainable",)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -103,6 +104,16 @@ class Case:
         return self.steps[self.index][0]
 
     @property
+    def evaluated_rows(self) -> tuple[Counter[int], Counter[int]]:
+        """The samples of evaluations, of the reference and of the run, as far as both have steps."""
+        is_whole = len(self.steps) == len(self.reference.steps) == len(self.run.steps)
+        of_reference, of_run = zip(*self.steps, strict=True)
+        return (
+            self.reference.evaluated_rows(of_reference, to_the_end=is_whole),
+            self.run.evaluated_rows(of_run, to_the_end=is_whole),
+        )
+
+    @property
     def run_step(self) -> GlobalStep:
         """The step of the run."""
         return self.steps[self.index][1]
@@ -140,12 +151,11 @@ def first_case(
         differences = _differences(steps, index, rounding, offset)
         if differences:
             return Case(reference, run, index, steps, differences, offset)
-    rows, of_run = reference.evaluated_rows(), run.evaluated_rows()
-    if rows and of_run and rows != of_run and not offset:
-        last = steps[-1][1]
-        evaluation = Difference(last.index, last.optimizer, "evaluation", "", math.inf, 0.0)
-        return Case(reference, run, len(steps) - 1, steps, [evaluation], offset)
-    return None
+    last = steps[-1][1]
+    evaluation = Difference(last.index, last.optimizer, "evaluation", "", math.inf, 0.0)
+    case = Case(reference, run, len(steps) - 1, steps, [evaluation], offset)
+    rows, of_run = case.evaluated_rows
+    return case if rows and of_run and rows != of_run and not offset else None
 
 
 def _differences(
@@ -260,9 +270,12 @@ def _option_differences(
 ) -> dict[str, float]:
     """Relative differences of numeric options, by `PARAMETER/OPTION`."""
     found = {}
-    if not one.keys() & other.keys():  # names of two frameworks: the rates of the first groups
+    if one and other and not one.keys() & other.keys():  # two frameworks: rates of the first groups
         name = next(iter(other))
-        one, other = ({name: {"lr": next(iter(each.values()))["lr"]}} for each in (one, other))
+        rates = [
+            {k: v for k, v in next(iter(o.values())).items() if k == "lr"} for o in (one, other)
+        ]
+        one, other = ({name: rate} for rate in rates)
     for name, options in other.items():
         for option, value in options.items():
             if option in _WITHOUT_EFFECT:

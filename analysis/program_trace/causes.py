@@ -529,7 +529,7 @@ def _update_scaled(case: Case) -> Cause | None:
 
 
 def _evaluation_repeats(case: Case) -> Cause | None:
-    rows, reference = case.run.evaluated_rows(), case.reference.evaluated_rows()
+    reference, rows = case.evaluated_rows
     repeated = (rows - reference).total()
     if not repeated:
         return None

@@ -13,17 +13,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from isotrain.analysis.parity.targets import parity_targets
+from isotrain.analysis.parity.targets import parity_targets, require_one_update
 from isotrain.analysis.program_trace.bootstrap.sitecustomize import VARIABLE
 from isotrain.analysis.program_trace.comparison import compare
 from isotrain.analysis.program_trace.reading import ProgramTrace, is_trace, read_trace
 from isotrain.analysis.program_trace.recorder import FORMAT
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.support import read_spec
-from isotrain.core.contracts.launcher import LauncherChoice
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.errors import IsotrainError, PlanError, first_of
 from isotrain.core.json_format import json_page
+from isotrain.core.launching.run_directory.run_directory import SPEC_FILE
 from isotrain.core.planning.backend_choice import resolve_backend
+from isotrain.core.planning.cluster_environment import require_single_process
+from isotrain.core.planning.launcher_support import require_startable
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.quantities import counted
@@ -41,7 +44,9 @@ def trace(options: argparse.Namespace) -> int:
 
     Raises:
         IsotrainError: The folder has a trace already, the program cannot be started, or it took no step.
+        UnsupportedError: A scheduler or launcher has started this process as one of several ranks.
     """
+    require_single_process("trace")
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise IsotrainError("trace: expected a program after --, as in: trace -- python train.py")
@@ -57,7 +62,7 @@ def trace(options: argparse.Namespace) -> int:
         if status == 0:
             _tell(read_trace(folder), options)
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note(_left_by_interrupt(folder))
+        interrupt.add_note(_left_by_interrupt(folder, options.output))
         raise
     finally:
         if not options.output and not any(folder.iterdir()):
@@ -82,15 +87,15 @@ def _run(program: Sequence[str], environment: Mapping[str, str]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _left_by_interrupt(folder: Path) -> str:
+def _left_by_interrupt(folder: Path, output: str | None) -> str:
     """Note for an interrupt of the program: its recorded steps, and how to go on."""
+    again = "use another --output" if output and is_trace(folder) else "use the same command"
     try:
         recorded = _recorded(read_trace(folder))
     except IsotrainError:
-        return "No step of all processes was recorded. To start again, use another --output."
+        return f"No step of all processes was recorded. To start again, {again}."
     return (
-        f"{recorded}\n`isotrain parity` compares these steps. To record more, start again with another"
-        " --output."
+        f"{recorded}\n`isotrain parity` compares these steps. To record more, start again: {again}."
     )
 
 
@@ -128,7 +133,8 @@ def compare_programs(options: argparse.Namespace) -> ExitCode:
     """Runs `isotrain parity A B`: finds where the second trace, or run of a spec, parts from the first.
 
     Raises:
-        PlanError: An option is given that only a spec takes, or several runs of the spec are asked for.
+        PlanError: An option is given that only a spec takes, several runs of the spec are asked for, neither
+            is a trace, or a trace has fewer steps than `--steps`.
     """
     from isotrain.analysis.program_trace import text
 
@@ -136,13 +142,19 @@ def compare_programs(options: argparse.Namespace) -> ExitCode:
         raise PlanError("parity --bits: a trace has fingerprints of tensors. Leave --bits out.")
     paths = (options.spec, options.other)
     specs = [path for path in paths if not Path(path).is_dir()]
-    traces = {path: read_trace(path) for path in paths if path not in specs[:1]}
+    if len(specs) > 1:
+        raise PlanError(
+            f"parity: expected two traces, or a trace and a spec, received {' and '.join(specs)}, which are"
+            " no folders. `isotrain trace` makes traces. Runs of one spec are compared with each other by"
+            " --backend, --replicas and --strategy."
+        )
+    traces = {path: _read(path) for path in paths if path not in specs}
     if specs:
         (program,) = traces.values()
         traces[specs[0]] = _trace_of_spec(specs[0], program, options)
     else:
         _refuse_options_of_specs(options)
-    comparison = compare(*(traces[path] for path in paths))
+    comparison = compare(*(traces[path] for path in paths), steps=options.steps)
     if options.json:
         verdict = "agree" if comparison.agree else "difference"
         facts = {"format": FORMAT, "verdict": verdict, **dataclasses.asdict(comparison)}
@@ -152,12 +164,26 @@ def compare_programs(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if comparison.agree else ExitCode.DIFFERENT
 
 
+def _read(path: str) -> ProgramTrace:
+    """The trace in a folder."""
+    if not is_trace(path) and (Path(path) / SPEC_FILE).is_file():
+        raise PlanError(
+            f"parity: {path} is the directory of a run, and no trace. To compare a trace with another run of"
+            f" its spec, give {Path(path) / SPEC_FILE}."
+        )
+    return read_trace(path)
+
+
 def _trace_of_spec(path: str, program: ProgramTrace, options: argparse.Namespace) -> ProgramTrace:
     """The trace of the run that the options describe, from the program's initial weights."""
     from isotrain.analysis.program_trace.spec_run import trace_of_spec
 
+    require_single_process("parity")
     spec = read_spec(argparse.Namespace(**{**vars(options), "spec": path}))
+    require_one_update(spec)
     host = plugin_manager(spec.plugins)
+    launcher = LauncherChoice(options.launcher, dict(options.launcher_option))
+    require_startable(host.launcher(launcher.name, launcher.options))
     backends = options.backend or [None]
     targets = parity_targets(
         spec,
@@ -165,7 +191,7 @@ def _trace_of_spec(path: str, program: ProgramTrace, options: argparse.Namespace
         backends=[resolve_backend(each, ResolvedSpec(spec, host)) for each in backends],
         replicas=options.replicas,
         strategies=strategy_list(options.strategy) or [spec.strategy.name],
-        launcher=LauncherChoice(options.launcher, dict(options.launcher_option)),
+        launcher=launcher,
     )
     if len(targets) > 1:
         names = ", ".join(target.name for target in targets)
@@ -176,6 +202,7 @@ def _trace_of_spec(path: str, program: ProgramTrace, options: argparse.Namespace
         program,
         targets[0],
         host,
+        steps=options.steps,
         label=path,
         maps=read_maps(options.map),
         output=options.output,
@@ -191,6 +218,8 @@ def _refuse_options_of_specs(options: argparse.Namespace) -> None:
         "--set": options.set,
         "--map": options.map,
         "--output": options.output,
+        "--launcher-option": options.launcher_option,
+        "--launcher": options.launcher != LOCAL,
     }
     if ignored := [name for name, value in taken.items() if value]:
         raise PlanError(f"parity: {', '.join(ignored)}: two traces are compared as they are.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from isotrain.analysis.parity.records import Cause
@@ -43,62 +43,120 @@ class TraceComparison:
         return not self.differences
 
 
-def compare(reference: ProgramTrace, run: ProgramTrace) -> TraceComparison:
+def compare(
+    reference: ProgramTrace, run: ProgramTrace, *, steps: int | None = None
+) -> TraceComparison:
     """Compares two traces: the first is the reference.
 
+    Args:
+        reference: Trace of the reference.
+        run: The other trace.
+        steps: Number of steps of each optimizer to compare; None: all that both have.
+
     Raises:
-        IsotrainError: They have no step in common; or nothing differs, and all weights are sharded.
+        PlanError: One of them has fewer than `steps` steps.
+        IsotrainError: They have no step in common; or nothing differs, and no weight could be compared.
     """
     run = aligned(reference, run)
     offset = offset_of(reference, run)
-    steps = list(common_steps(reference, run, offset))
-    if not steps:
+    reference.require_steps(0 if steps is None else offset + steps)
+    run.require_steps(steps or 0)
+    pairs = [
+        pair
+        for pair in common_steps(reference, run, offset)
+        if steps is None or pair[1].index < steps
+    ]
+    if not pairs:
         raise IsotrainError(
             f"{run.folder} goes on from step {offset} of {reference.folder}, which has no further step:"
             " record more of it with --steps."
             if offset
             else f"{run.folder} and {reference.folder} have no step in common."
         )
-    named, of_run = (set(step.first.weight) for step in steps[0])
-    sharded = [trace for trace in (reference, run) if trace.sharded]
-    case = first_case(reference, run, steps, offset)
-    if case is None and sharded and not named & of_run:
-        raise IsotrainError(
-            f"{sharded[0].folder}: its weights are sharded over processes, and not recorded. Samples and"
-            " options of the optimizer agree, and nothing else can be compared. Trace the program with"
-            " DistributedDataParallel."
-        )
+    case = first_case(reference, run, pairs, offset)
+    if case is None:
+        _require_common_weights(reference, run, pairs)
+    notes = [*reference.notes, *run.notes, *_notes(reference, run, pairs)]
+    if steps is None and not offset:
+        notes += _steps_alone(reference, run, pairs)
     return TraceComparison(
         reference=str(reference.folder),
         run=str(run.folder),
-        steps=len(steps),
+        steps=len(pairs),
         offset=offset,
         differences=[] if case is None else case.differences,
         causes=[] if case is None else likely_causes(case),
-        notes=[
-            *(*reference.notes, *run.notes),
-            *_notes(steps, {"reference": reference.sharded, "run": run.sharded}),
-        ],
-        losses=[(one.mean_loss, other.mean_loss) for one, other in steps],
+        notes=notes,
+        losses=[(one.mean_loss, other.mean_loss) for one, other in pairs],
     )
+
+
+def _require_common_weights(
+    reference: ProgramTrace, run: ProgramTrace, pairs: Sequence[tuple[GlobalStep, GlobalStep]]
+) -> None:
+    """Refuses to say that traces agree of which no weight is compared.
+
+    Raises:
+        IsotrainError: No weight is in both.
+    """
+    if any(set(one.first.weight) & set(other.first.weight) for one, other in pairs):
+        return
+    for trace in (reference, run):
+        if trace.sharded:
+            raise IsotrainError(
+                f"{trace.folder}: its weights are sharded over processes, and not recorded. Samples and"
+                " options of the optimizer agree, and nothing else can be compared. Trace the program with"
+                " DistributedDataParallel."
+            )
+    raise IsotrainError(
+        f"{run.folder} and {reference.folder} have no weight in common, so nothing says whether they train"
+        f" alike. The one trains {_described_weights(run)}; the other one trains"
+        f" {_described_weights(reference)}. Both must train the same model."
+    )
+
+
+def _described_weights(trace: ProgramTrace) -> str:
+    shapes = {name: shape for step in trace.steps for name, shape in step.first.shapes.items()}
+    names = {name for step in trace.steps for name in step.first.weight}
+    return first_of([f"{name} {list(shapes.get(name, ()))}" for name in sorted(names)], 5) or "none"
 
 
 def _notes(
-    steps: Sequence[tuple[GlobalStep, GlobalStep]], sharded: Mapping[str, Sequence[str]]
+    reference: ProgramTrace, run: ProgramTrace, pairs: Sequence[tuple[GlobalStep, GlobalStep]]
+) -> Iterator[str]:
+    """Notes on what is not compared, as only one program has it or records it."""
+    traces = {"reference": reference, "run": run}
+    sides = dict(zip(traces, zip(*pairs, strict=True), strict=True))
+    recorded = [owner for owner, steps in sides.items() if any(step.rows() for step in steps)]
+    for owner in traces:
+        if owner not in recorded:
+            yield f"samples of the {owner} are not recorded, and not compared"
+    weights = {owner: _names(steps, "weight") for owner, steps in sides.items()}
+    slots = [_names(steps, "optimizer_state") for steps in sides.values()]
+    if all(slots) and not slots[0] & slots[1]:
+        yield "the optimizer state of the programs has no names in common, and is not compared"
+    unrecorded = {*reference.sharded, *run.sharded}
+    alone = {
+        "reference": weights["reference"] - weights["run"] - unrecorded,
+        "run": weights["run"] - weights["reference"] - unrecorded,
+    }
+    sharded = {owner: trace.sharded for owner, trace in traces.items()}
+    for what, by_owner in (("alone", alone), ("sharded over processes", sharded)):
+        for owner, names in by_owner.items():
+            if names:
+                yield f"parameters of the {owner} {what}, not compared: {first_of(sorted(names), 5)}"
+
+
+def _names(steps: Iterable[GlobalStep], kind: str) -> set[str]:
+    return {name for step in steps for name in getattr(step.first, kind)}
+
+
+def _steps_alone(
+    reference: ProgramTrace, run: ProgramTrace, pairs: Sequence[tuple[GlobalStep, GlobalStep]]
 ) -> list[str]:
-    """Parameters that are not compared, as only one program has them or records them."""
-    one, other = (set(step.first.weight) for step in steps[0])
-    unrecorded = {name for names in sharded.values() for name in names}
-    alone = {"reference": one - other - unrecorded, "run": other - one - unrecorded}
-    slots = [set(step.first.optimizer_state) for step in steps[0]]
-    notes = (
-        ["the optimizer state of the programs has no names in common, and is not compared"]
-        if all(slots) and not slots[0] & slots[1]
-        else []
-    )
-    return notes + [
-        f"parameters of the {owner} {what}, not compared: {first_of(sorted(names), 5)}"
-        for what, by_owner in (("alone", alone), ("sharded over processes", sharded))
-        for owner, names in by_owner.items()
-        if names
+    """Notes on steps that only one program has."""
+    return [
+        f"steps of the {owner} alone, not compared: {len(trace.steps) - len(pairs)}"
+        for owner, trace in (("reference", reference), ("run", run))
+        if len(trace.steps) > len(pairs)
     ]

@@ -13,7 +13,8 @@ from typing import Any
 
 from isotrain.analysis.parity.tensor_sketch import Fingerprint, from_list
 from isotrain.analysis.program_trace.recorder import FORMAT
-from isotrain.core.errors import IsotrainError
+from isotrain.core.errors import IsotrainError, PlanError
+from isotrain.core.quantities import counted
 
 Tensors = Mapping[str, Fingerprint]
 """Fingerprints by the parameter's name in its model."""
@@ -128,13 +129,31 @@ class ProgramTrace:
         """Parameters that are sharded over processes, and not recorded."""
         return sorted({name for step in self.steps for name in step.first.sharded})
 
-    def evaluated_rows(self) -> Counter[int]:
-        """The samples of all forward passes without gradients, by their hashes."""
-        rows = sum((step.rows(training=False) for step in self.steps), Counter[int]())
-        for event in itertools.chain.from_iterable(self.ends):
+    def evaluated_rows(self, steps: Sequence[GlobalStep], *, to_the_end: bool) -> Counter[int]:
+        """The samples of the forward passes without gradients, by their hashes.
+
+        Args:
+            steps: Steps of the trace, before which the passes were.
+            to_the_end: Whether passes after the last step count too.
+        """
+        rows = sum((step.rows(training=False) for step in steps), Counter[int]())
+        for event in itertools.chain.from_iterable(self.ends if to_the_end else ()):
             if event["event"] == "forward" and not event["gradients"]:
                 rows.update(event["rows"])
         return rows
+
+    def require_steps(self, count: int) -> None:
+        """Checks that each optimizer has so many steps.
+
+        Raises:
+            PlanError: One has fewer.
+        """
+        fewest = min(Counter(step.optimizer for step in self.steps).values())
+        if fewest < count:
+            raise PlanError(
+                f"parity --steps: expected at least {counted(count, 'step')} in {self.folder}, found"
+                f" {fewest}. Give fewer --steps, or trace more with `isotrain trace --steps N`."
+            )
 
 
 def is_trace(path: str | Path) -> bool:

@@ -14,34 +14,12 @@ from typing import Any, TextIO
 import numpy as np
 
 from isotrain.analysis.parity.tensor_sketch import fingerprint
+from isotrain.analysis.parity.trace import INITIAL_FILE
+from isotrain.analysis.program_trace.keras_axes import channels_first, in_torch_order
 
 FORMAT = 1
 HEADER = "process"
 """Kind of the first line of a trace file; all others are of kind `step`."""
-INITIAL_FILE = "initial.npz"
-"""File of the weights and buffers before the first step, as `parity.trace` has them."""
-_KERNELS = ("kernel", "recurrent_kernel")
-
-
-def torch_axes(name: str, rank: int) -> str | None:
-    """Orders of the axes of a kernel in Keras and in torch, such as `HWIO->OIHW`; None for other tensors.
-
-    Args:
-        name: Path of a weight of Keras, or of its optimizer state (`WEIGHT/SLOT`).
-        rank: Number of axes.
-    """
-    words = [word.partition("#")[0] for word in name.split("/")[-2:]]
-    if not 2 <= rank <= 5 or not any(word in _KERNELS for word in words):
-        return None
-    spatial = "DHW"[5 - rank :]
-    return f"{spatial}IO->OI{spatial}"
-
-
-def in_torch_order(name: str, array: np.ndarray) -> np.ndarray:
-    """A tensor with its axes in torch's order."""
-    if torch_axes(name, array.ndim) is None:
-        return array
-    return np.moveaxis(array, (-1, -2), (0, 1))
 
 
 def sample_hashes(arrays: Sequence[np.ndarray]) -> list[int]:
@@ -93,9 +71,9 @@ class Recorder:
         """Notes an event before the next step."""
         self._events.append({"event": kind, **facts})
 
-    def rows(self, arrays: list[np.ndarray]) -> list[int]:
-        """A CRC-32 of each sample."""
-        return sample_hashes(arrays)
+    def rows(self, arrays: list[np.ndarray], *, channels_last: bool = False) -> list[int]:
+        """A CRC-32 of each sample, of images with their channels first."""
+        return sample_hashes([*map(channels_first, arrays)] if channels_last else arrays)
 
     def fingerprints(self, arrays: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
         """Fingerprints as `parity` has them, of tensors with their axes in torch's order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,13 +11,14 @@ from isotrain.analysis.parity.causes.clipping import clipped
 from isotrain.analysis.parity.run_trace import RunTrace, StepTrace, assemble_trace
 from isotrain.analysis.parity.targets import ParityTarget
 from isotrain.analysis.parity.tensor_sketch import difference
-from isotrain.analysis.parity.trace import Trace, Tracer
+from isotrain.analysis.parity.trace import INITIAL_FILE, Trace, Tracer, first_steps
 from isotrain.analysis.parity.trace_runner import TraceRunner
-from isotrain.analysis.program_trace.names import counterparts, note_of
+from isotrain.analysis.program_trace.keras_axes import channels_first, in_torch_order, kernel_axes
+from isotrain.analysis.program_trace.names import counterparts
 from isotrain.analysis.program_trace.reading import GlobalStep, ProgramTrace, Step, Tensors
-from isotrain.analysis.program_trace.recorder import INITIAL_FILE, sample_hashes, torch_axes
+from isotrain.analysis.program_trace.recorder import sample_hashes
 from isotrain.core.data.pytree import leaves
-from isotrain.core.errors import IsotrainError
+from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.reporting.status import OnProgress
 from isotrain.core.spec.sections import Clip
@@ -46,7 +47,9 @@ class ProgramTraceWork(Trace):
 
 
 class _ProgramTracer(Tracer):
-    """Traces a run on one process, by a program's names."""
+    """Traces a run on one process, by a program's names; each of its steps, as a program's trace has them."""
+
+    steps_of = staticmethod(first_steps)
 
     def name_map(self, request: Trace) -> NameMap:
         """The map of the user; else one from the model's names and shapes to those of the program."""
@@ -63,15 +66,17 @@ class _ProgramTracer(Tracer):
         targets: dict[str, MappedTensor] = {}
         for kind, of_program in recorded.items():
             arrays = self.session.read_state((kind,))  # type: ignore[arg-type]
-            axes = {name: torch_axes(name, array.ndim) for name, array in arrays.items()}
-            shapes = {
-                name: MappedTensor(name, axes[name]).to_common(array).shape
+            shapes = {name: in_torch_order(name, array).shape for name, array in arrays.items()}
+            match = counterparts(shapes, of_program)
+            if kind == "trainable" and match.ambiguous:
+                raise IsotrainError(
+                    f"weights are {'; '.join(match.ambiguous)}. Name their counterparts with --map FILE."
+                )
+            self._matched += [*match.notes, *match.ambiguous]
+            targets |= {
+                name: MappedTensor(match.names.get(name, name), kernel_axes(name, array.ndim))
                 for name, array in arrays.items()
             }
-            names, how = counterparts(shapes, of_program)
-            if how and names:
-                self._matched.append(note_of(names, how))
-            targets |= {n: MappedTensor(names.get(n, n), axes[n]) for n in arrays}
         return NameMap(targets)
 
     def run(self) -> dict[str, Any]:
@@ -80,17 +85,23 @@ class _ProgramTracer(Tracer):
         return {**super().run(), "names": names, "notes": self._matched}
 
     def step(self, batch: Batch) -> dict[str, Any]:
-        """Takes a step; the hashes of each replica's samples are among what it returns."""
-        rows = [[h for each in slices for h in self._rows(each)] for slices in batch.slices]
-        return {**super().step(batch), "rows": rows}
+        """Takes a step; hashes of each replica's samples, in both orders of axes, are in what it returns."""
+        hashes = [self._hashes(slices) for slices in batch.slices]
+        return {
+            **super().step(batch),
+            **{key: [each[key] for each in hashes] for key in _ROWS},
+        }
 
-    def _rows(self, micro_batch: Slice) -> list[int]:
-        """Hashes of the samples of a micro-batch, in the order of axes of torch."""
-        is_keras = any("/" in name for name in self._names.targets)
-        arrays = [self._array(leaf) for _, leaf in leaves(micro_batch.inputs, "inputs", lists=True)]
-        if is_keras:
-            arrays = [_channels_first(array) for array in arrays]
-        return sample_hashes(arrays)[: micro_batch.count]
+    def _hashes(self, slices: Sequence[Slice]) -> dict[str, list[int]]:
+        """Hashes of the samples of a replica's micro-batches, by order of axes."""
+        hashes: dict[str, list[int]] = {key: [] for key in _ROWS}
+        for micro_batch in slices:
+            arrays = [
+                self._array(leaf) for _, leaf in leaves(micro_batch.inputs, "inputs", lists=True)
+            ]
+            for key, convert in _ROWS.items():
+                hashes[key] += sample_hashes([*map(convert, arrays)])[: micro_batch.count]
+        return hashes
 
     def _array(self, leaf: Any) -> np.ndarray:
         import numpy as np
@@ -98,11 +109,15 @@ class _ProgramTracer(Tracer):
         return leaf if isinstance(leaf, np.ndarray) else self.group.numpy(leaf)
 
 
-def _channels_first(array: np.ndarray) -> np.ndarray:
-    """A batch with its axes in torch's order; images have four axes, videos five."""
-    import numpy as np
+def _unchanged(batch: np.ndarray) -> np.ndarray:
+    return batch
 
-    return np.moveaxis(array, -1, 1) if array.ndim in (4, 5) else array
+
+_ROWS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "rows": _unchanged,
+    "moved_rows": channels_first,
+}
+"""Orders of the axes of samples: the model may take channels last, and the program first."""
 
 
 def trace_of_spec(
@@ -110,54 +125,85 @@ def trace_of_spec(
     target: ParityTarget,
     host: PluginManager,
     *,
+    steps: int | None,
     label: str,
     maps: Mapping[str, NameMap],
     output: str | os.PathLike[str] | None,
     on_progress: OnProgress,
 ) -> ProgramTrace:
-    """Runs a spec from the initial weights of a program, for as many steps as its trace has.
+    """Runs a spec from the initial weights of a program.
 
     Args:
         program: Trace of the program.
         target: The run.
         host: Plugin manager.
+        steps: Number of steps to take; None: as many as the program's trace has.
         label: What the run is called in place of a folder.
         maps: Maps of the weights' names to the program's, by framework or backend.
         output: Folder for the fingerprints, which all hosts must share; None: they are not kept.
         on_progress: Receives a line before the run.
 
     Raises:
-        IsotrainError: The program has several optimizers, or its trace has no initial weights.
+        PlanError: The program has several optimizers, its trace has fewer steps or no initial weights, or the
+            run cannot be planned.
         RunFailedError: The run failed, as where a weight has no counterpart.
     """
-    initial = program.folder / INITIAL_FILE
-    if not initial.is_file():
-        raise IsotrainError(
-            f"{program.folder}: expected {INITIAL_FILE}, with the weights that the program starts from,"
-            " found none. Trace the program again."
-        )
-    if any(step.optimizer for step in program.steps):
-        raise IsotrainError(
-            f"{program.folder}: expected a program with one optimizer, found several. A spec is compared"
-            " with the steps of one."
-        )
-    count = len(program.steps)
+    initial = _initial_file(program)
+    program.require_steps(steps or 0)
     runner = TraceRunner(
-        host, target, count, maps, output, on_progress, str(initial.resolve()), ProgramTraceWork
+        host,
+        target,
+        steps or len(program.steps),
+        maps,
+        output,
+        on_progress,
+        initial=str(initial.resolve()),
+        work=ProgramTraceWork,
     )
+    runner.plan(target, target.spec)
     with runner.running():
         returned = runner.returned(target, target.spec, "")
     run = assemble_trace(target.name, returned)
-    rows = [
-        [r for rank in returned for r in rank["steps"][i]["rows"]] for i in range(len(run.steps))
-    ]
+    rows = _rows(returned, program)
     names = returned[0]["names"]
-    steps = [
+    taken = [
         GlobalStep(0, step.step, _ranks(run, step, rows[i], names, target.spec.clip))
         for i, step in enumerate(run.steps)
-        if step.step == i  # a smaller last batch may take the last place
     ]
-    return ProgramTrace(Path(label), run.replicas, steps, [], run.notes)
+    return ProgramTrace(Path(label), run.replicas, taken, [], run.notes)
+
+
+def _initial_file(program: ProgramTrace) -> Path:
+    """The file of the weights that a program with one optimizer starts from."""
+    optimizers = {step.optimizer for step in program.steps}
+    if len(optimizers) > 1:
+        raise PlanError(
+            f"{program.folder}: expected a program with one optimizer, found {len(optimizers)}. A spec is"
+            " compared with the steps of one. Trace both programs, and compare the traces."
+        )
+    initial = program.folder / INITIAL_FILE
+    if not initial.is_file():
+        raise PlanError(
+            f"{program.folder}: expected {INITIAL_FILE}, with the weights that the program starts from,"
+            " found none. Trace the program again."
+        )
+    return initial
+
+
+def _rows(returned: Sequence[Mapping[str, Any]], program: ProgramTrace) -> list[list[list[int]]]:
+    """Hashes of samples by step and replica, in the order of axes in which the program has more of them."""
+    known = set().union(*(step.rows() for step in program.steps))
+    by_order = {
+        key: [
+            [replica for rank in returned for replica in rank["steps"][i][key]]
+            for i in range(len(returned[0]["steps"]))
+        ]
+        for key in _ROWS
+    }
+    return max(
+        by_order.values(),
+        key=lambda steps: sum(h in known for step in steps for replica in step for h in replica),
+    )
 
 
 def _ranks(

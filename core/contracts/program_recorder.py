@@ -33,8 +33,13 @@ class ProgramRecorder(Protocol):
     def event(self, kind: str, **facts: Any) -> None:
         """Notes something that happens before the next step of an optimizer, with JSON values."""
 
-    def rows(self, arrays: list[np.ndarray]) -> list[int]:
-        """A hash of each sample of a batch: of the rows of all arrays, shapes `[samples, ...]`."""
+    def rows(self, arrays: list[np.ndarray], *, channels_last: bool = False) -> list[int]:
+        """A hash of each sample of a batch: of the rows of all arrays, shapes `[samples, ...]`.
+
+        Args:
+            arrays: The batch.
+            channels_last: Whether the channels of images and videos are the last axis, not the second.
+        """
 
     def fingerprints(self, arrays: Mapping[str, np.ndarray]) -> Prints:
         """Fingerprints of arrays of any shapes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from integration.session_specs import spec
 
 import isotrain
 from isotrain.analysis.parity import text
-from isotrain.analysis.parity.bit_trace import distance
+from isotrain.analysis.parity.bit_trace import distance, stage_differences
+from isotrain.analysis.parity.targets import ParityTarget
+from isotrain.analysis.parity.trace_runner import TraceRunner
 from isotrain.core.cli.main import main
 
 STRATEGIES = ["data-parallel", {"name": "sharded", "options": {"stage": 2}}]
@@ -55,6 +58,37 @@ def test_booleans_and_unsigned_integers_have_a_difference() -> None:
     ):
         found = distance(one, other)
         assert 0.0 < found["difference"] <= 1.0
+
+
+def test_arrays_of_other_shapes_or_dtypes_differ_in_all_bits() -> None:
+    """Also where their bytes are the same."""
+    zeros = np.zeros((2, 3), np.float32)
+    for other in (zeros.T, zeros.astype(np.int32), zeros[:1]):
+        assert stage_differences(3, {"weight/w": other}, {"weight/w": zeros}) == [
+            {"step": 3, "stage": "weight", "name": "w", "bits": 192, "difference": math.inf}
+        ]
+    assert not stage_differences(3, {"weight/w": zeros.copy()}, {"weight/w": zeros})
+
+
+def test_what_only_one_run_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the runs were of two backends, one of which counts its steps."""
+    trace_bits = TraceRunner.trace_bits
+
+    def traced(runner: TraceRunner, target: ParityTarget) -> list[dict[str, Any]]:
+        ranks = trace_bits(runner, target)
+        for rank in ranks if target.replicas == 3 else ():
+            rank["names"] = [*rank["names"], "state/counter"]
+            rank["expected"] = [*rank["expected"], "optimizer/step"]
+        return ranks
+
+    monkeypatch.setattr(TraceRunner, "trace_bits", traced)
+    found = compared(reproducible="bits")
+    assert found.verdict == "agree"
+    assert found.runs[1].notes == [
+        "not compared, because the reference has none: state/counter",
+        "not compared, because the run has none: optimizer/step",
+    ]
+    assert "the reference has none: state/counter" in text.result(found)
 
 
 def test_the_first_tensor_with_other_bits_is_named(tmp_path: Path) -> None:

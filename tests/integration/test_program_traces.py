@@ -129,6 +129,39 @@ def test_models_that_share_names_and_recompute_are_traced(tmp_path: Path) -> Non
     assert compare(one, three).causes[0].code == "learning-rate"
 
 
+WITHOUT_RATE = """
+import torch
+
+class Descent(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"sizes": (torch.tensor(SIZE), 1.0), "rule": torch.sub})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.copy_(group["rule"](parameter, group["sizes"][0] * parameter.grad))
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 3)
+optimizer = Descent(model.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(6, 8)).square().mean().backward()
+    optimizer.step()
+"""
+"""An optimizer of one's own, without a rate, of whose options some are neither numbers nor text."""
+
+
+def test_an_optimizer_without_a_learning_rate_is_traced(tmp_path: Path) -> None:
+    one = by_hand(tmp_path / "one", WITHOUT_RATE.replace("SIZE", "0.1"))
+    assert compare(one, one).agree
+    other = by_hand(tmp_path / "other", WITHOUT_RATE.replace("SIZE", "0.3"))
+    found = compare(one, other)
+    assert [each.name for each in found.differences] == ["weight/sizes", "bias/sizes"]
+    assert found.causes[0].code == "optimizer-options"
+
+
 def test_traces_that_cannot_be_compared_are_refused(
     trace: Callable[[str], ProgramTrace], tmp_path: Path
 ) -> None:
@@ -180,19 +213,24 @@ def test_exchanges_in_16_bits_raise_no_alarm(tmp_path: Path) -> None:
     script = TRAIN.replace("FACTOR", "1")
     wrapping = "    model = DistributedDataParallel(model)\n"
     hooking = "    model.register_comm_hook(None, default_hooks.fp16_compress_hook)\n"
-    compressed = (
-        "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-        + script.replace(wrapping, wrapping + hooking)
+    script = (
+        "import functools\nfrom torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        + script
     )
-    for name, text in (("whole", script), ("compressed", compressed)):
+    compressed = script.replace(wrapping, wrapping + hooking)
+    hook = "default_hooks.fp16_compress_hook"
+    making = f"    hook = functools.partial({hook})\n    hook.__name__ = hook.__qualname__ = 'exchange'\n"
+    partial = script.replace(wrapping, f"{wrapping}{making}{hooking.replace(hook, 'hook')}")
+    for name, text in (("whole", script), ("compressed", compressed), ("partial", partial)):
         (tmp_path / "train.py").write_text(text)
         command = ("trace", "--output", name, "--", *torchrun, "train.py")
         made = isotrain(*command, folder=tmp_path)
         assert made.returncode == 0, made.stderr
-    traces = [read_trace(tmp_path / name) for name in ("whole", "compressed")]
-    differences = [one.first.gradient["0.weight"] for one in (trace.steps[0] for trace in traces)]
-    assert tensor_sketch.difference(*differences) > 1e-4, "more than rounding of float32"
-    for one, other in itertools.permutations(traces):
+    traces = [read_trace(tmp_path / name) for name in ("whole", "compressed", "partial")]
+    whole, *halves = [trace.steps[0].first.gradient["0.weight"] for trace in traces]
+    for half in halves:
+        assert tensor_sketch.difference(whole, half) > 1e-4, "more than rounding of float32"
+    for one, other in itertools.permutations(traces, 2):
         assert compare(one, other).agree
 
 

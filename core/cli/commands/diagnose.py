@@ -98,9 +98,8 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--steps",
         type=positive_int,
-        default=10,
         metavar="N",
-        help="number of steps to trace (default: 10)",
+        help="number of steps to trace (default: 10); of traces, to compare (default: all)",
     )
     command.add_argument(
         "--map",

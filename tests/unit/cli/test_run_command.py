@@ -246,8 +246,18 @@ def test_an_interrupt_says_what_is_left_and_how_to_go_on(
     kept = left_by("parity", *spec, "--replicas", "1,2", "--output", "parity", first_runs=1)
     assert "runs before: parity/fingerprints\n" in kept
     assert len([*(folder / "parity" / "fingerprints").iterdir()]) == 1
-    recorded = left_by("trace", "--", sys.executable, "-c", INTERRUPTING)
-    assert recorded.startswith("No step of all processes was recorded.")
+    for output, begun, again in (
+        ((), "", "use the same command"),
+        (("--output", "empty"), "", "use the same command"),
+        (
+            ("--output", "begun"),
+            "open('begun/rank-0-1.jsonl', 'w').close();",
+            "use another --output",
+        ),
+    ):
+        recorded = left_by("trace", *output, "--", sys.executable, "-c", begun + INTERRUPTING)
+        told = f"No step of all processes was recorded. To start again, {again}."
+        assert recorded.startswith(told)
     assert not [*folder.glob("trace-*"), *folder.glob("made*")]
 
 

@@ -1,0 +1,38 @@
+"""The order of the axes of Keras' kernels and images, which traces have in torch's order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from isotrain.core.spec.weight_name_map import MappedTensor
+
+_KERNELS = ("kernel", "recurrent_kernel")
+_IMAGE_AXES = (4, 5)
+"""Numbers of axes of a batch of images or videos."""
+
+
+def kernel_axes(name: str, rank: int) -> str | None:
+    """Orders of the axes of a kernel in Keras and in torch, such as `HWIO->OIHW`; None for other tensors.
+
+    Args:
+        name: Path of a weight of Keras, or of its optimizer state (`WEIGHT/SLOT`).
+        rank: Number of axes.
+    """
+    words = [word.partition("#")[0] for word in name.split("/")[-2:]]
+    if not 2 <= rank <= 5 or not any(word in _KERNELS for word in words):
+        return None
+    spatial = "DHW"[5 - rank :]
+    return f"{spatial}IO->OI{spatial}"
+
+
+def in_torch_order(name: str, array: np.ndarray) -> np.ndarray:
+    """A tensor with its axes in torch's order."""
+    return MappedTensor(name, kernel_axes(name, array.ndim)).to_common(array)
+
+
+def channels_first(batch: np.ndarray) -> np.ndarray:
+    """A batch of images or videos, shape `[samples, ..., channels]`, as `[samples, channels, ...]`.
+
+    Batches with fewer axes are returned as they are.
+    """
+    return np.moveaxis(batch, -1, 1) if batch.ndim in _IMAGE_AXES else batch
