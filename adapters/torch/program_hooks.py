@@ -55,6 +55,8 @@ def install(recorder: ProgramRecorder) -> None:
     call_after(torch.autograd, "backward", hooks.after_backward)
     call_before(nn.functional, "cross_entropy", hooks.cross_entropy)
     call_before(torch.amp.GradScaler, "unscale_", lambda *args, **kwargs: hooks.note("unscale"))
+    average = torch.optim.swa_utils.AveragedModel
+    call_after(average, "update_parameters", hooks.averaged)
     for owner in (nn.utils, nn.utils.clip_grad):
         call_after(owner, "clip_grad_norm_", hooks.clipped)
     if torch.distributed.is_available():
@@ -75,14 +77,20 @@ class _Hooks:
             weakref.WeakKeyDictionary()
         )
         self._facts: dict[str, Any] = {}
-        self._compresses = False
+        self._averages: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+        self._compresses, self._comm_hook = False, ""
         self._host_random: dict[str, int] = {}
 
     def comm_hook(self, model: nn.Module, state: Any, hook: Any) -> None:
-        """Keeps whether DistributedDataParallel exchanges gradients in 16 bits."""
+        """Keeps by which function DistributedDataParallel exchanges gradients, and whether in 16 bits."""
         while isinstance(hook, functools.partial):
             hook = hook.func
-        self._compresses |= "16_compress" in getattr(hook, "__qualname__", "")
+        self._comm_hook = getattr(hook, "__qualname__", type(hook).__qualname__)
+        self._compresses |= "16_compress" in self._comm_hook
+
+    def averaged(self, result: Any, average: nn.Module, model: nn.Module) -> None:
+        """Keeps an average of weights, such as an exponential moving one."""
+        self._averages[average] = None
 
     def note(self, kind: str, **facts: Any) -> None:
         """Records an event."""
@@ -190,6 +198,7 @@ class _Hooks:
             "gradient": self._prints(gradients),
             "groups": _groups(optimizer, self._all_named_parameters(optimizer)),
             "compressed": self._compresses or _compresses(optimizer),
+            "comm_hook": self._comm_hook,
         }
         if is_first:
             self._recorder.set_rank(*_rank())
@@ -221,8 +230,13 @@ class _Hooks:
         self._facts = {}
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers of all models that were called, by name."""
-        return {
+        """Buffers of all models that were called, by name, and averages of weights as `averaged.NAME`."""
+        averages = {
+            f"averaged.{_plain(name)}": parameter
+            for average in self._averages
+            for name, parameter in average.named_parameters()
+        }
+        return averages | {
             _plain(name): buffer for model in self._models for name, buffer in model.named_buffers()
         }
 

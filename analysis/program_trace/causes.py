@@ -12,12 +12,17 @@ import numpy as np
 
 from isotrain.analysis.parity import tensor_sketch
 from isotrain.analysis.parity.records import Cause
+from isotrain.analysis.parity.tensor_sketch import Fingerprint
 from isotrain.analysis.program_trace.case import STAGES, Case, updates
 from isotrain.analysis.program_trace.reading import GlobalStep, Tensors
 from isotrain.core.quantities import counted
 
 _FITS = 1e-2
 """A hypothesis explains gradients if what is left is below this fraction of their norm."""
+_STATEFUL = "powerSGD"
+"""Part of the names of PyTorch's communication hooks whose state changes the gradients of later steps."""
+_AVERAGED = "averaged."
+"""Prefix of the averages of weights among the buffers."""
 _LOSS_SCALE = 2.0**7
 """A power of two from here on is taken for a loss scale."""
 
@@ -395,6 +400,46 @@ def _accumulated(case: Case) -> Cause | None:
     )
 
 
+def _communication_state_lost(case: Case) -> Cause | None:
+    hook = case.run_step.first.comm_hook
+    if not case.offset or case.index or _STATEFUL not in hook:
+        return None
+    return Cause(
+        "communication-state-lost",
+        "the run goes on without the state of its communication hook",
+        [
+            f"its first weights are those after step {case.offset - 1} of the reference",
+            f"`{hook}` has the errors and matrices of the steps before in its state",
+        ],
+        "save the hook's state with the weights, and register the hook with it.",
+    )
+
+
+def _untied(case: Case) -> Cause | None:
+    start, reference = case.run.steps[0].first, case.reference_step.first
+    pairs = [
+        (name, shared)
+        for name in sorted(set(case.run_step.first.weight) - set(reference.weight))
+        for shared in sorted(set(reference.weight) & set(start.initial) & set(case.names))
+        if name in start.initial and _is_copy(start.initial[name], start.initial[shared])
+    ]
+    if not pairs:
+        return None
+    return Cause(
+        "weights-untied",
+        "weights that the reference shares are apart",
+        [
+            f"{name} starts as a copy of {shared}, and the reference has {shared} alone"
+            for name, shared in pairs[:3]
+        ],
+        "tie the weights again after they are loaded, moved or sharded: each gets its own gradient now.",
+    )
+
+
+def _is_copy(one: Fingerprint, other: Fingerprint) -> bool:
+    return one.norm > 0.0 and not tensor_sketch.difference(one, other)
+
+
 def _host_random_numbers(case: Case) -> Cause | None:
     drawn = [
         [event.get("host_random", {}) for rank in step.ranks for event in rank.passes()]
@@ -507,6 +552,13 @@ def _statistics_part(case: Case) -> Cause | None:
     parting = {name for other in others for name in _parting(first, other)}
     if not parting:
         return None
+    if all(name.startswith(_AVERAGED) for name in parting):
+        return Cause(
+            "average-not-synced",
+            "each process has an average of weights of its own",
+            [f"averages differ between the processes: {_some(parting)}"],
+            "update the average once the processes have exchanged their weights.",
+        )
     return Cause(
         "statistics-not-synced",
         "each process has moving statistics of its own",
@@ -556,6 +608,8 @@ _SUSPECTS: dict[str, Sequence[Callable[[Case], Cause | None]]] = {
     "options": (_options,),
     "gradient": (
         _not_exchanged,
+        _communication_state_lost,
+        _untied,
         _evaluation_mode,
         _not_in_optimizer,
         _accumulated,

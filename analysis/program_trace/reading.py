@@ -39,6 +39,7 @@ class Step:
         sharded: Parameters of the optimizer that are sharded over processes, which have no fingerprints; at
             its first step.
         compressed: Whether processes exchange gradients in 16 bits.
+        comm_hook: Name of the function by which `DistributedDataParallel` exchanges them; empty for its own.
         shapes: Shapes of weights and buffers, with axes in torch's order, at the optimizer's first step.
     """
 
@@ -52,6 +53,7 @@ class Step:
     untrained: Sequence[str] = ()
     sharded: Sequence[str] = ()
     compressed: bool = False
+    comm_hook: str = ""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
@@ -220,6 +222,7 @@ def _steps(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], Step]:
             untrained=line.get("untrained", ()),
             sharded=line.get("sharded", ()),
             compressed=line.get("compressed", False),
+            comm_hook=line.get("comm_hook", ""),
             shapes=line.get("shapes", {}),
             **{kind: _tensors(line.get(kind, {})) for kind in TENSORS},
         )

@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from integration.program_zoo.entry import Entry, Program
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 SAMPLES, BATCH, CLASSES = 48, 12, 3
@@ -308,6 +310,26 @@ def own_statistics(rank: int, world: int, wrong: bool) -> None:
         optimizer.step()
 
 
+@program(
+    "average-not-synced", "an average of weights that is taken before processes average them", 2, 2
+)
+def own_average(rank: int, world: int, wrong: bool) -> None:
+    """Steps of each process for itself, and then the mean of their weights."""
+    model = network()
+    optimizer = sgd(model)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    for inputs, labels in part_batches(rank, world):
+        steps([(inputs, labels)], model, optimizer)
+        if wrong:
+            average.update_parameters(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                dist.all_reduce(parameter)
+                parameter.div_(world)
+        if not wrong:
+            average.update_parameters(model)
+
+
 @program("not-exchanged", "a layer outside of the `DistributedDataParallel` module", 2, 2)
 def late_layer(rank: int, world: int, wrong: bool) -> None:
     layers = list(network())
@@ -343,6 +365,52 @@ def resumed_samples(rank: int, world: int, wrong: bool) -> None:
 @program("optimizer-state-lost", "NVIDIA-NeMo/Automodel#763: the optimizer's state is not loaded")
 def resumed_state(rank: int, world: int, wrong: bool) -> None:
     resumed(wrong, with_optimizer=False, with_position=True)
+
+
+class Silent(nn.Module):
+    """An MLP whose passes no hook sees."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(
+            parameter.detach().clone() for parameter in model.parameters()
+        )
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        weight, bias, head, head_bias = self.weights
+        return torch.tanh(inputs @ weight.T + bias) @ head.T + head_bias
+
+
+@program(
+    "communication-state-lost",
+    "pytorch/pytorch#75666: the state of PowerSGD is not in the checkpoint",
+    2,
+    2,
+)
+def resumed_power_sgd(rank: int, world: int, wrong: bool) -> None:
+    """Trains eight steps at once; or is the second half, after a process that no hook has seen."""
+    model = network()
+    batches = list(part_batches(rank, world)) * 2
+    if wrong:
+        silent = with_power_sgd(Silent(model))
+        optimizer = torch.optim.SGD(silent.parameters(), lr=0.1)
+        for inputs, labels in batches[:4]:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(silent.forward(inputs), labels)
+            torch.autograd.backward.__wrapped__(loss)
+            type(optimizer).step.__wrapped__(optimizer)  # without the hooks
+        with torch.no_grad():
+            for parameter, trained in zip(model.parameters(), silent.parameters(), strict=True):
+                parameter.copy_(trained)
+    ddp = with_power_sgd(model)
+    steps(batches[4:] if wrong else batches, ddp, torch.optim.SGD(ddp.parameters(), lr=0.1))
+
+
+def with_power_sgd(model: nn.Module) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(model)
+    state = PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+    ddp.register_comm_hook(state, powerSGD_hook)
+    return ddp
 
 
 def resumed(wrong: bool, *, with_optimizer: bool, with_position: bool) -> None:
@@ -485,6 +553,19 @@ def forgotten_layer(rank: int, world: int, wrong: bool) -> None:
         functional.cross_entropy(model(inputs), labels).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
+
+
+@program(
+    "weights-untied",
+    "meta-pytorch/torchtune#616: weights that are tied before they are sharded are two after it",
+)
+def untied(rank: int, world: int, wrong: bool) -> None:
+    """A projection and back by one matrix; or by two, of which one was copied."""
+    torch.manual_seed(1)
+    first, second = (nn.Linear(8, 8, bias=False) for _ in range(2))
+    second.weight = nn.Parameter(first.weight.detach().clone()) if wrong else first.weight
+    model = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(8, CLASSES))
+    train_on(global_batches(), model)
 
 
 @program(
