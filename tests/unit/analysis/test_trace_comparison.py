@@ -53,7 +53,7 @@ def traced(
     Each step is followed by so many evaluations.
     """
     folder.mkdir()
-    recorder = Recorder(folder, steps)
+    recorder = Recorder(folder, steps + 1)
     recorder.set_rank(0, 1)
     values = {name: array.copy() for name, array in weights.items()}
     passes = {"training": True, "dropout": False, "batch_norm": False, "autocast": False}
@@ -183,5 +183,8 @@ def test_an_optimizer_need_have_no_learning_rate(
         for index, (weights, each) in enumerate(zip((TORCH, KERAS), options, strict=True))
     )
     assert compare(one, two).agree
+    others = traced(tmp_path / "others", {"c": drawn(7)})
+    with pytest.raises(IsotrainError, match="no weight in common"):
+        compare(one, others)
     faster = traced(tmp_path / "faster", KERAS, options={"lr": 0.3})
     assert compare(two, faster).agree == ("lr" not in options[1])
