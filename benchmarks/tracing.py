@@ -1,6 +1,8 @@
-"""Cost of `isotrain trace`: steps of plain torch that are recorded, between steps that are not.
+"""Cost of `isotrain trace`: steps of plain torch or Keras that are recorded, between steps that are not.
 
-python -m benchmarks.tracing [STEPS]
+python -m benchmarks.tracing [STEPS] [torch|tensorflow]
+
+Of TensorFlow, steps of a function that runs as a graph are compared with eager ones, which recording needs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -46,33 +49,91 @@ def measure(name: str, recorder: Switch, steps: int) -> None:
     model, inputs = {"mlp": mlp, "transformer": transformer}[name]()
     targets = torch.randint(10, (len(inputs),))
     optimizer = torch.optim.AdamW(model.parameters())
-    times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for step in range(2 * steps + 4):
-        recorder.is_on = recorder.is_recording = step % 2 == 0
-        wall, processor = time.perf_counter(), time.process_time()
+
+    def step() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-        spent = time.perf_counter() - wall, time.process_time() - processor
-        if step >= 4:
-            times[recorder.is_on].append(spent)
+
+    def switch(mode: str) -> None:
+        recorder.is_on = recorder.is_recording = mode == "recorded"
+
+    show(name, time_in_turn(step, switch, ("not recorded", "recorded"), steps))
+
+
+def measure_keras(recorder: Switch, steps: int) -> None:
+    """Prints the same for the network in Keras, whose step is a function of TensorFlow."""
+    import keras
+    import tensorflow as tf
+
+    from isotrain.adapters.tensorflow import program_hooks
+
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    run_eagerly = tf.config.run_functions_eagerly
+    program_hooks.install(recorder)
+    layers = [keras.layers.Dense(2048, "relu"), keras.layers.Dense(1024, "relu")]
+    model = keras.Sequential([keras.Input((1024,)), *layers, keras.layers.Dense(10)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    inputs, targets = tf.random.normal((256, 1024)), tf.random.uniform((256,), 0, 10, tf.int32)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    @tf.function
+    def train() -> None:
+        with tf.GradientTape() as tape:
+            loss = loss_of(targets, model(inputs, training=True))
+        optimizer.apply(tape.gradient(loss, [w.value for w in model.trainable_variables]))
+
+    def step() -> None:
+        train()
+        optimizer.iterations.numpy()  # waits for the step
+
+    def switch(mode: str) -> None:
+        recorder.is_on = recorder.is_recording = mode == "recorded"
+        run_eagerly(mode != "graph")
+
+    show("keras mlp", time_in_turn(step, switch, ("graph", "eager", "recorded"), steps))
+
+
+def time_in_turn(
+    step: Callable[[], None], switch: Callable[[str], None], modes: Sequence[str], steps: int
+) -> dict[str, list[tuple[float, float]]]:
+    """Seconds by clock and of processors of each step, by mode, after two rounds; modes take turns."""
+    times: dict[str, list[tuple[float, float]]] = {mode: [] for mode in modes}
+    for round_ in range(steps + 2):
+        for mode in modes:
+            switch(mode)
+            wall, processor = time.perf_counter(), time.process_time()
+            step()
+            spent = time.perf_counter() - wall, time.process_time() - processor
+            if round_ >= 2:
+                times[mode].append(spent)
+    return times
+
+
+def show(name: str, times: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """Prints the medians of steps by mode, and their ratios to the first mode."""
     for index, what in enumerate(("wall", "processor time")):
-        on, off = (
-            statistics.median(each[index] for each in times[is_on]) for is_on in (True, False)
-        )
-        print(
-            f"{name:12} {what:15} {1e3 * off:8.1f} ms, recorded {1e3 * on:8.1f} ms: {on / off:.2f} times"
-        )
+        medians = {
+            mode: statistics.median(each[index] for each in spent) for mode, spent in times.items()
+        }
+        first = next(iter(medians.values()))
+        shown = [f"{m} {1e3 * v:8.1f} ms ({v / first:.2f} times)" for m, v in medians.items()]
+        print(f"{name:12} {what:15} {', '.join(shown)}")
 
 
-def main(steps: int) -> None:
+def main(steps: int, framework: str) -> None:
     torch.set_num_threads(2)
     with tempfile.TemporaryDirectory() as folder:
         recorder = Switch(Path(folder), steps=10**9)
+        if framework == "tensorflow":
+            measure_keras(recorder, steps)
+            return
         program_hooks.install(recorder)
         for name in ("mlp", "transformer"):
             measure(name, recorder, steps)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    given = [*sys.argv[1:], *("20", "torch")[len(sys.argv) - 1 :]]
+    main(int(given[0]), given[1])
