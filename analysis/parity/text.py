@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from isotrain.analysis.parity.records import (
@@ -28,9 +29,17 @@ def result(record: ParityRecord) -> str:
         if run.status != "reference":
             parts += _run(run)
     if record.noise:
-        parts.append(tables.table(COLUMNS, rows(record)))
+        parts += _steps(record)
         parts.append(tables.facts("Noise floor: the reference against itself", noise(record)))
     return "\n".join(parts)
+
+
+def _steps(record: ParityRecord) -> Iterator[str]:
+    """A table of the steps for each run: narrow, as the run is in its heading."""
+    for name, lines in itertools.groupby(rows(record), key=lambda row: row[0]):
+        yield tables.paragraph(f"{name}, step by step:") + tables.table(
+            COLUMNS[1:], [row[1:] for row in lines]
+        )
 
 
 def _run(run: RunRecord) -> Iterator[str]:
@@ -75,7 +84,7 @@ def facts_of_cause(cause: Cause) -> Iterator[tuple[str, str]]:
     yield "what to do", cause.advice
 
 
-COLUMNS = ("run", "step", "samples", "loss", "reference", "difference", "floor", "beyond it")
+COLUMNS = ("run", "step", "samples", "loss", "reference", "differs by", "floor", "beyond it")
 
 
 def rows(record: ParityRecord) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""The report as people see it, in headless Chromium: phone and desktop, light and dark, and print."""
+"""The reports as people see them, in headless Chromium: phone and desktop, light and dark, and print."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from typing import Any, Literal
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from helpers import browser
+from integration.session_specs import spec
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from unit.analysis import comparison_samples as samples
+from unit.analysis.parity_samples import small_parity
 
+import isotrain
 from isotrain.analysis.compare.report.html import render
+from isotrain.analysis.parity import report as parity_report
+from isotrain.analysis.run_report import html as run_report
+from isotrain.analysis.run_report.run_files import RunFiles
 
-pytestmark = pytest.mark.features
+pytestmark = [pytest.mark.features, pytest.mark.usefixtures("reference")]
 
 SIZES: dict[str, ViewportSize] = {
     "phone": {"width": 360, "height": 740},
@@ -70,9 +76,20 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("reports")
-    for name, make in samples.ALL.items():
-        (folder / f"{name}.html").write_text(render(make()), encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in samples.ALL}
+    pages = {name: render(make()) for name, make in samples.ALL.items()}
+    pages["parity"] = parity_report.render(small_parity())
+    pages["run"] = run_report.render(RunFiles(finished_run(folder / "run")))
+    for name, html in pages.items():
+        (folder / f"{name}.html").write_text(html, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in pages}
+
+
+def finished_run(folder: Path) -> Path:
+    """Directory of a small run with two replicas."""
+    isotrain.run(
+        spec(metrics=["mean_absolute_error"]), backend="reference", replicas=2, output=folder
+    )
+    return folder
 
 
 def opened(chromium: Browser, path: Path, **context: Any) -> Seen:
@@ -98,7 +115,7 @@ def contrast(one: str, two: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-@pytest.mark.parametrize("name", samples.ALL)
+@pytest.mark.parametrize("name", [*samples.ALL, "parity", "run"])
 def test_the_page_fits_every_width_and_shows_everything(
     chromium: Browser, reports: dict[str, Path], name: str
 ) -> None:
@@ -129,7 +146,7 @@ def assert_fits(page: Page, size: str, scheme: Literal["light", "dark"]) -> None
     assert all(contrast(paper, text) >= READABLE for text in texts)
 
 
-@pytest.mark.parametrize("name", ["interrupted", "none_finished"])
+@pytest.mark.parametrize("name", ["interrupted", "none_finished", "parity", "run"])
 def test_the_page_keeps_the_rules_for_accessible_pages(
     chromium: Browser, reports: dict[str, Path], name: str
 ) -> None:
@@ -147,7 +164,7 @@ def assert_accessible(page: Page) -> None:
     assert found.violations_count == 0, found.generate_report()
 
 
-@pytest.mark.parametrize("name", ["typical", "many", "hostile"])
+@pytest.mark.parametrize("name", ["typical", "many", "hostile", "parity", "run"])
 def test_the_printed_page_is_light_and_complete(
     chromium: Browser, reports: dict[str, Path], name: str
 ) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.html_page import Page
+from unit.analysis.parity_samples import small_parity
 
 import isotrain
 from isotrain.analysis.parity import tensor_sketch, text
 from isotrain.analysis.parity.divergence import SHRUNK, judge
 from isotrain.analysis.parity.noise_floor import MARGIN, NoiseFloor, NoiseRun
-from isotrain.analysis.parity.records import NoiseRecord, ParityRecord, RunRecord, StepRecord
+from isotrain.analysis.parity.records import ParityRecord
 from isotrain.analysis.parity.report import read_parity
-from isotrain.analysis.parity.result import Parity
 from isotrain.analysis.parity.run_trace import RunTrace, StepTrace
 from isotrain.analysis.parity.tensor_sketch import difference, fingerprint
 from isotrain.analysis.parity.trace import steps_to_trace
@@ -201,25 +201,12 @@ def test_the_noise_floor_is_a_multiple_of_the_measured_noise() -> None:
     assert floor.at(0, "gradient", "w") == MARGIN * 4 * 2.0**-23
 
 
-def small_parity() -> Parity:
-    steps = [StepRecord(0, 8, 1.0, None, 1e-6, 2.0)]
-    others = [StepRecord(0, 8, 1.5, 0.3, 1e-6, 2.0, {"weight": 0.5}, {"weight": 9.0})]
-    runs = [
-        RunRecord("a@1", "a", 1, "data-parallel", "reference", "", steps=steps),
-        RunRecord("b@1", "b", 1, "data-parallel", "difference", "it <parts>", steps=others),
-        RunRecord("c@1", "c", 1, "data-parallel", "failed", "process 0 died"),
-    ]
-    noise = [NoiseRecord("other precision", "float64", failed="no such thing")]
-    return Parity(
-        "unit", "difference", "b@1 does not", {}, "a@1", 0.0, [0], noise, runs, {}, {"python": "3"}
-    )
-
-
 def test_a_result_is_shown_as_text_json_and_html() -> None:
     found = small_parity()
     lines = text.result(found).splitlines()
     assert lines[0] == "DIFFERENCE: b@1 does not"
     assert any("process 0 died" in line for line in lines)
+    assert "b@1, step by step:" in lines
     assert json.loads(found.to_json())["format"] == 1
     assert "b@1 does not" in found._repr_html_()
     assert "it &lt;parts&gt;" in found._repr_html_()
