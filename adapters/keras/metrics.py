@@ -5,6 +5,7 @@ Imported by adapters only after `keras_backend.set_backend`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
 _UNWEIGHTED = (Component("metric"),)
 """Spec entry of a metric without options: it measures the model's whole output, unweighted."""
+_NO_CLASS = re.compile(r"Target -?\d+ is out of bounds")
+"""Part of torch's error for a class that the predictions do not have."""
 _OF_SHAPES = (ValueError, TypeError, IndexError)
 """Exceptions that Keras and the frameworks raise for shapes that do not fit; torch also a RuntimeError."""
 
@@ -179,6 +182,12 @@ def checking_shapes(
         try:
             return call(targets, predictions, *others)
         except Exception as error:
+            if _NO_CLASS.search(str(error)):
+                raise SpecError(
+                    f"{field}: {part.name!r} got a target that is no class: {error} Expected 0 to"
+                    f" {predictions.shape[axis] - 1}, as the predictions have shape"
+                    f" {list(predictions.shape)}. Change the data, or the outputs of the model."
+                ) from error
             if not isinstance(error, _OF_SHAPES) and type(error) is not RuntimeError:
                 raise
             raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {error}") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -254,6 +256,46 @@ def metrics() -> Iterator[list[Any]]:
             yield [label, ours.named_results(), wanted]
 
 
+def poisoned(kind: str) -> Iterator[Arrays]:
+    """Targets and predictions of a kind with a value in them that is not finite, or outside of 0 to 1."""
+    for side, value in itertools.product((0, 1), (np.nan, np.inf, -np.inf, 7.0, -7.0)):
+        pair = arrays(0)[kind]
+        if pair[side].dtype.kind == "f":
+            pair[side].flat[0] = value
+            yield pair
+
+
+def refusals() -> list[str]:
+    """Losses and metrics that raise for such numbers, with their errors."""
+    found = []
+    for kind, name, options in LOSSES:
+        spec = spec_with(loss={"name": name, **options})
+        sides = build_loss(spec.loss).mean, keras_model.build_losses(spec, "torch")[None]
+        for loss, pair in itertools.product(sides, poisoned(kind)):
+            found += refusal(f"{name} {options}", functools.partial(with_gradient, loss, *pair))
+    for kind, name, options in METRICS:
+        spec = spec_with(metrics=[{"name": name, **options}])
+        (ours,) = registry.build_metrics(spec, torch.device("cpu"), None)
+        (theirs,) = keras_metrics.build_metrics(spec, "torch")
+        for pair in poisoned(kind):
+            targets, predictions = map(torch.tensor, pair)
+            updates = (
+                functools.partial(ours.update, targets, predictions, len(targets)),
+                functools.partial(keras_metrics.update_metric, theirs, targets, predictions),
+            )
+            for update in updates:
+                found += refusal(f"{name} {options}", update)
+    return found
+
+
+def refusal(label: str, call: Callable[[], Any]) -> list[str]:
+    try:
+        call()
+    except Exception as error:
+        return [f"{label}: {type(error).__name__}: {error}"]
+    return []
+
+
 def sample_weights(kind: str, name: str, targets: torch.Tensor) -> torch.Tensor:
     """Weights, one for each sample, or for each position where Keras takes no others."""
     weights = torch.arange(len(targets)) % 3 / (1.0 if name.endswith("io_u") else 2.0)
@@ -307,6 +349,7 @@ def numbers() -> dict[str, Any]:
         "functions": functions(),
         "losses": list(losses()),
         "metrics": list(metrics()),
+        "refusals": refusals(),
         "loss names": sorted(keras_names.LOSSES),
         "losses tried": sorted({keras_names.class_name(name, "loss") for _, name, _ in LOSSES}),
         "native metrics": [type(metric).__name__ for metric in native_metrics()],

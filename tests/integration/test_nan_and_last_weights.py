@@ -123,6 +123,29 @@ def test_torch_takes_nan_as_a_probability(tmp_path: Path, model: Any, capture: b
         )
 
 
+def three_classes() -> Any:
+    from keras import Input, Sequential, layers
+
+    return Sequential([Input((3,)), layers.Dense(3, activation="softmax")])
+
+
+def four_classes() -> Any:
+    return data()[0], np.arange(SAMPLES) % 4
+
+
+@pytest.mark.slow
+def test_a_target_that_is_no_class_is_named(tmp_path: Path) -> None:
+    changes = {"model": three_classes, "data": four_classes}
+    expected = "'sparse_categorical_crossentropy' got a target that is no class: Target 3 .* 0 to 2"
+    with pytest.raises(isotrain.IsotrainError, match=expected):
+        isotrain.run(
+            FIELDS | changes | {"loss": "sparse_categorical_crossentropy"},
+            backend="torch-ddp",
+            output=tmp_path / "run",
+            on_event=lambda event: None,
+        )
+
+
 @pytest.mark.parametrize("action", ["warn", "ignore"])
 def test_a_nan_loss_can_be_allowed(tmp_path: Path, action: str) -> None:
     result = run(tmp_path, data_args={"broken": True}, on_nan=action)

@@ -63,6 +63,13 @@ def test_losses_and_gradients(numbers: dict[str, Any]) -> None:
         assert np.any(ours[1]), label
 
 
+def test_none_raises_for_numbers_that_are_not_finite_or_no_probabilities(
+    numbers: dict[str, Any],
+) -> None:
+    """A run ends by a loss that is NaN, and names its cause: that needs a loss."""
+    assert numbers["refusals"] == []
+
+
 def test_metrics_and_their_names(numbers: dict[str, Any]) -> None:
     for label, ours, theirs in numbers["metrics"]:
         assert list(ours) == list(theirs), label
