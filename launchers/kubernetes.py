@@ -111,7 +111,8 @@ class KubernetesLauncher(SchedulerLauncher):
         manifest = ("--manifest", str(command.spec.with_name(_MANIFEST)), "--job", job)
         follow = (*_PROGRAM, "--kubectl", shlex.join(self._kubectl), *manifest)
         files = {_MANIFEST: yaml.safe_dump_all(parts, sort_keys=False)}
-        return Submission((follow,), files=files, key_in_environment=False)
+        create = {_MANIFEST: (*self._kubectl, "create", "-f")}
+        return Submission((follow,), files=files, key_in_environment=False, submit_with=create)
 
     def _job(self, command: RankCommand) -> dict[str, Any]:
         name = command.name

@@ -26,6 +26,7 @@ from isotrain.plugin import (
 )
 
 _PROGRAM = (sys.executable, "-m", "isotrain.launchers.slurm_cancel")
+_JOB_SCRIPT = "job.sh"
 _SCRIPT = """\
 #!/bin/sh
 {options}
@@ -150,7 +151,12 @@ class SlurmLauncher(SchedulerLauncher):
         commands = ((*step, *job, *command.arguments),) if self.starts else ()
         # Tasks on unreachable nodes, and all tasks of a killed srun, outlive srun.
         cancel = _cancel_command(command.name, os.environ.get("SLURM_JOB_ID"))
-        return Submission(commands, files={"job.sh": script}, cleanup_commands=(cancel,))
+        return Submission(
+            commands,
+            files={_JOB_SCRIPT: script},
+            cleanup_commands=(cancel,),
+            submit_with={_JOB_SCRIPT: ("sbatch",)},
+        )
 
     def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
         command = replace(command, follow_options=())

@@ -139,6 +139,7 @@ class Submission:
             and keep them private.
         stdin: Standard input of each command, such as a secret that must not be on a command line.
         cleanup_commands: Commands that stop the run where stopping `commands` does not, or they were killed.
+        submit_with: Name of one of `files` to the program, with arguments, to which a user gives it by hand.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -147,6 +148,7 @@ class Submission:
     key_in_environment: bool = True
     stdin: str = field(default="", repr=False)
     cleanup_commands: tuple[tuple[str, ...], ...] = ()
+    submit_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 LOCAL = "local"

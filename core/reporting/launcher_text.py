@@ -147,3 +147,23 @@ def submission_preview(preview: Mapping[str, Any]) -> str:
     parts = [f"\n{command}\n" for command in submission["commands"]]
     parts += [f"\n{path}:\n\n{text}" for path, text in submission["files"].items()]
     return "".join(parts)
+
+
+def prepared_submission(paths: Sequence[str], submission: Mapping[str, Any], set_spec: str) -> str:
+    """Text on the files that `isotrain run --dry-run` has written, and the ways to start the run.
+
+    Args:
+        paths: Paths of the files.
+        submission: Commands that isotrain would start, `commands`, and those to submit by hand, `submit`.
+        set_spec: Command that sets the spec's environment variable, for `commands`.
+    """
+    parts = {"Nothing was started. Written:": paths}
+    if submission["submit"]:
+        parts["To submit it, and not wait for it:"] = submission["submit"]
+    if submission["commands"]:
+        heading = "What `isotrain run` starts and waits for without --dry-run:"
+        parts[heading] = [set_spec, *submission["commands"]]
+    return "\n".join(
+        "".join([f"{heading}\n", *(f"  {line}\n" for line in lines)])
+        for heading, lines in parts.items()
+    )

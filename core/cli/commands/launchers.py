@@ -84,10 +84,14 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
     if options.json:
         print(json_page({"format": FORMAT, "folder": str(directory.path), **preview}))
         return
-    print("".join(f"{path}\n" for path in files), end="")
-    if preview["submission"]["commands"]:
-        print(f'export {command.spec_variable}="$(cat {shlex.quote(str(command.spec))})"')
-    print("".join(f"{line}\n" for line in preview["submission"]["commands"]), end="")
+    from isotrain.core.reporting import launcher_text
+
+    export = f'export {command.spec_variable}="$(cat {shlex.quote(str(command.spec))})"'
+    sys.stdout.write(
+        launcher_text.prepared_submission(
+            [str(path) for path in (*files, command.spec)], preview["submission"], export
+        )
+    )
 
 
 def _refuse_run_options(options: argparse.Namespace) -> None:
@@ -148,10 +152,18 @@ def _submission(
 
 
 def _preview(submission: Submission, command: RankCommand) -> dict[str, Any]:
-    """Commands as shell text, and files as text by path."""
-    commands = [shlex.join(words) for words in submission.commands]
-    files = {str(command.spec.with_name(name)): text for name, text in submission.files.items()}
-    return {"submission": {"commands": commands, "files": files}}
+    """Commands that isotrain starts, and those to submit by hand, as shell text; files as text by path."""
+    from isotrain.core.launching.scheduler.scheduler_run import manual_commands
+
+    return {
+        "submission": {
+            "commands": [shlex.join(words) for words in submission.commands],
+            "submit": manual_commands(submission, command),
+            "files": {
+                str(command.spec.with_name(name)): text for name, text in submission.files.items()
+            },
+        }
+    }
 
 
 LAUNCHERS = Command(

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -83,8 +84,8 @@ def run_on_scheduler(
     write(submission, command)
     if not submission.commands:
         raise PlanError(
-            f"{launcher}: isotrain only writes the files to submit, and starts nothing. Submit"
-            f" {', '.join(map(str, _files(submission, command)))}."
+            f"{launcher}: isotrain only writes the files to submit, and starts nothing. Run"
+            f" {' and '.join(manual_commands(submission, command))}."
         )
     log = command.spec.with_name("launcher.log")
     marker = command.spec.with_name(command.name)  # see `launcher_sees_folder`
@@ -246,6 +247,14 @@ def write(submission: Submission, command: RankCommand) -> list[Path]:
 
 def _files(submission: Submission, command: RankCommand) -> dict[Path, str]:
     return {command.spec.with_name(name): text for name, text in submission.files.items()}
+
+
+def manual_commands(submission: Submission, command: RankCommand) -> list[str]:
+    """Commands, as shell text, by which a user submits the files of a submission."""
+    return [
+        shlex.join([*program, str(command.spec.with_name(name))])
+        for name, program in submission.submit_with.items()
+    ]
 
 
 def _run_name(run: str) -> str:

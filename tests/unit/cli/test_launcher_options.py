@@ -30,7 +30,9 @@ def test_a_dry_run_writes_the_submission(folder: Path) -> None:
     option = ["--launcher-option", "image=me/train:1", "--dry-run"]
     said = in_process("run", "small.json", *wanted, *option, folder=folder).stdout
     manifest = folder / "here" / "launcher" / "job.yaml"
-    assert said.splitlines()[0] == str(manifest.resolve())
+    submitted = f"To submit it, and not wait for it:\n  kubectl create -f {manifest.resolve()}\n"
+    assert submitted in said
+    assert f"Nothing was started. Written:\n  {manifest.resolve()}\n" in said
     assert "kind: Job" in manifest.read_text()
     assert manifest.stat().st_mode & 0o077 == 0
     none = in_process("run", "small.json", "--backend", "torch-ddp", "--dry-run", folder=folder)
