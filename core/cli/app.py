@@ -24,10 +24,10 @@ from isotrain.core.system.version import VERSION
 
 _EXAMPLES = """\
 examples:
-  isotrain init spirals                                    write a spec, a model and data to start from
-  isotrain run train.yaml --replicas 2                     train it
-  isotrain check train.yaml --replicas 1,2
-  isotrain compare train.yaml --replicas 1,2               which backend is fastest here
+  isotrain init spirals                        a spec, a model and data
+  isotrain run train.yaml --replicas 2         train it
+  isotrain check train.yaml --replicas 1,2     what could make results differ
+  isotrain compare train.yaml --replicas 1,2   which backend is fastest here
 
 `isotrain COMMAND --help` explains a command."""
 _CHECKPOINT = "checkpoint", "show, compare, verify, export and prune checkpoints", add_checkpoint

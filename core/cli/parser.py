@@ -4,24 +4,62 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import string
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from isotrain.core.errors import IsotrainError, nearest, unknown_name, whether_meant
+from isotrain.core.system.standard_streams import has_colours
+
+_ENTRY = re.compile(r"^( {2,4}\S.*?)(?=  |$)", re.MULTILINE)
+"""An option, argument, command or example in a help text, without what is said about it."""
+_HEADING = re.compile(r"^(usage:|[a-z][a-z -]*:$)", re.MULTILINE)
+_GAP = re.compile(r"(?<=\S)  +(?=\S)")
+"""The gap between an entry of a list and what is said about it."""
 
 
 class UsageError(IsotrainError):
     """The command line is wrong: an unknown or missing argument, or a bad value."""
 
 
-class HelpLayout(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that keeps line breaks, and puts options and their help on one line."""
+class HelpLayout(argparse.HelpFormatter):
+    """Help formatter that folds paragraphs and lists, and puts options and their help on one line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
         self._action_max_length = 16  # so that commands are on one line with their help too
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Folds a paragraph between words: names are not broken at their hyphens."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Folds paragraphs, and lines of lists at their second column; commands to copy stay whole."""
+        groups = itertools.groupby(text.splitlines(), lambda line: line[:1] not in ("", " "))
+        lines: list[str] = []
+        for is_paragraph, group in groups:
+            if is_paragraph:
+                lines += self._split_lines(" ".join(group), width)
+            else:
+                lines += itertools.chain.from_iterable(_folded(line, width) for line in group)
+        return "".join(f"{indent}{line}\n" for line in lines)
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """Lines of one line of a list, of at most `width` characters where it has a second column."""
+    gap = _GAP.search(line)
+    if len(line) <= width or gap is None:
+        return [line]
+    indent = " " * gap.end()
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _coloured(text: str) -> str:
+    """A help text with bold headings, and its entries in cyan."""
+    return _ENTRY.sub("\x1b[36m\\1\x1b[0m", _HEADING.sub("\x1b[1m\\1\x1b[0m", text))
 
 
 class StoreOnce(argparse.Action):
@@ -71,6 +109,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self.register("action", None, StoreOnce)
+        self.color = False  # Python 3.14 would colour the text itself
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help text, with colours where they may be."""
+        out, text = file or sys.stdout, self.format_help()
+        self._print_message(_coloured(text) if has_colours(out) else text, out)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stderr).write(message)  # argparse would ignore that it cannot be written

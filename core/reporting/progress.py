@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,7 @@ from isotrain.core.contracts.events import (
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.json_format import prefixed_line
 from isotrain.core.quantities import counted
-from isotrain.core.system.standard_streams import visible_output
+from isotrain.core.system.standard_streams import can_redraw, has_colours, visible_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,8 +69,7 @@ def automatic(
         directory: Run directory.
         verbose: Whether every epoch has a line.
     """
-    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    display = bar if is_terminal else plain
+    display = bar if can_redraw(sys.stderr) else plain
     return display(plan, directory, every_epoch=verbose)
 
 
@@ -301,7 +299,7 @@ def plain(
 
 def _output(event: Output) -> str:
     """The output of a rank; lines of ranks other than 0 begin with their rank."""
-    text = visible_output(event.text, colours=sys.stdout.isatty())
+    text = visible_output(event.text, colours=has_colours(sys.stdout))
     if event.rank == 0:
         return text
     return "".join(f"rank {event.rank}: {line}" for line in text.splitlines(keepends=True))

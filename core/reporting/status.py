@@ -6,6 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from isotrain.core.system.standard_streams import can_redraw
+
 OnProgress = Callable[[str], None]
 """Callback that receives lines of text on the progress of a call."""
 
@@ -35,7 +37,7 @@ def waiting(activity: str, *, quiet: bool = False) -> Iterator[None]:
     if quiet or not is_watched():
         yield
         return
-    if not sys.stderr.isatty():
+    if not can_redraw(sys.stderr):
         print_status(f"{activity} ...")
         yield
         return

@@ -60,6 +60,20 @@ def enlarge_pipe(pipe: int | IO[bytes] | IO[str]) -> None:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
+def can_redraw(stream: IO[str]) -> bool:
+    """Whether a stream is a terminal in which a line can be drawn anew."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def has_colours(stream: IO[str]) -> bool:
+    """Whether colour codes may be written to a stream: FORCE_COLOR and NO_COLOR decide, else the terminal."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return can_redraw(stream)
+
+
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 

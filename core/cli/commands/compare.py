@@ -106,7 +106,8 @@ def _add_results_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--output",
         metavar="DIR",
-        help="new or empty folder for the results (default: comparisons/NAME-TIME)",
+        help="new or empty folder for the results (default: NAME-TIME in ISOTRAIN_COMPARISONS, else in"
+        " comparisons)",
     )
     add(
         "--resume",

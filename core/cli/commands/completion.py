@@ -19,7 +19,10 @@ _isotrain() {{
 }}
 complete -o default -F _isotrain isotrain
 """
-_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+_ZSH = """\
+(( $+functions[compdef] )) || { autoload -U +X compinit && compinit }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
 def completion(options: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from isotrain.core.cli.command import Command
 from isotrain.core.contracts.events import Output
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_format import FORMAT, json_page
-from isotrain.core.system.standard_streams import visible_output
+from isotrain.core.system.standard_streams import has_colours, visible_output
 
 _POLL_SECONDS = 0.2
 
@@ -40,7 +40,7 @@ def logs(options: argparse.Namespace) -> None:
         if options.json:
             line = Output(rank=options.rank, text=line).to_line().decode()
         else:
-            line = visible_output(line, colours=sys.stdout.isatty())
+            line = visible_output(line, colours=has_colours(sys.stdout))
         sys.stdout.write(line)
         sys.stdout.flush()
     if not line:

@@ -107,6 +107,50 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert set(COMMANDS) <= set(listed)
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("words", [[], *([command] for command in parser().commands)], ids=str)
+def test_help_fits_the_terminal_but_for_commands_to_copy(
+    words: list[str],
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main([*words, "--help"]) == ExitCode.OK
+    text, _, examples = capsys.readouterr().out.partition("examples:")
+    assert max(map(len, text.splitlines())) <= columns
+    lines = [line for line in examples.splitlines() if len(line) > columns]
+    assert all(line.startswith(("  isotrain ", "    ")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+    ],
+    ids=str,
+)
+def test_help_has_colours_in_a_terminal_that_has_them(
+    variables: dict[str, str],
+    coloured: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["run", "--help"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert ("\x1b[1moptions:\x1b[0m\n\x1b[36m  -h, --help\x1b[0m  " in text) == coloured
+    assert ("\x1b" in text) == coloured
+
+
 def test_a_mistake_is_one_line_and_where_to_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "spec.yaml", "-n", "0"]) == ExitCode.USAGE
     mistake, hint = capsys.readouterr().err.splitlines()
