@@ -109,7 +109,7 @@ class ShardedStream(Protocol):
 AnySource = Source | ShardedStream | BatchStream
 
 
-def stream(batches: Any, samples: int | None = None) -> BatchStream:
+def stream(batches: Any, samples: int | None = None, *, shards: int | None = None) -> BatchStream:
     """A source of batches from an iterable that is read again in every epoch, in its own order.
 
     Args:
@@ -119,10 +119,16 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
             `DataLoader` without a custom `collate_fn`. Of other streams every process reads the first
             epoch ahead to count them: up to 64 MiB are kept, and for more a note says that training
             begins with the second reading.
+        shards: Number of shards to read side by side, of which the batches come in turn, so that several
+            `loader.workers` of a host can read them. `batches` is a function of (shard, shards), or an
+            `IterableDataset` that yields batches and takes its shard from torch's `get_worker_info`.
 
     Raises:
-        DataError: It can be read only once, or yields no batches.
+        DataError: It can be read only once, yields no batches, or cannot be told a shard.
     """
+    if shards is not None:
+        sharded = ShardedSamples(batches, shards, most_chunk=1)
+        return BatchStream(lambda: sharded, samples, shards=sharded)
     read = reader(batches)
     if read is None:
         raise DataError(_not_accepted(batches))
@@ -156,8 +162,9 @@ def sample_stream(
             Of shards, a number for each: then global batches have the samples of a shard next to each other,
             and each host reads only the shards of its replicas' samples.
         shards: Number of shards to read side by side, of which the samples come in turn, so that several
-            `loader.workers` of a host can read them. The data set is an `IterableDataset` of Hugging Face,
-            one that takes its shard from torch's `get_worker_info`, or a function of (shard, shards).
+            `loader.workers` of a host can read them. The data set is an `IterableDataset` of Hugging Face, a
+            `StreamingDataset` of LitData, one that takes its shard from torch's `get_worker_info`, or a
+            function of (shard, shards).
 
     Raises:
         DataError: It can be read only once, has its samples by position, or cannot be told a shard.

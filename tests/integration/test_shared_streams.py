@@ -213,11 +213,37 @@ def in_shards_of_known_lengths(folder: str) -> Any:
     return isotrain.sources.sample_stream(shard_of_rows, samples=lengths)
 
 
-@pytest.mark.parametrize("data", [in_shards, in_shards_of_known_lengths])
-@pytest.mark.parametrize(("backend", "replicas"), [param("torch-ddp", 2), param("tf-mirrored", 2)])
+def in_shards_of_tensorflow(folder: str) -> Any:
+    import tensorflow as tf
+
+    def batches(shard: int, shards: int) -> Any:
+        rows = tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS))
+        return rows.shard(shards, shard).batch(5)
+
+    return isotrain.sources.stream(batches, SAMPLES, shards=3)
+
+
+IN_SHARDS = {
+    "samples": in_shards,
+    "known-lengths": in_shards_of_known_lengths,
+    "tensorflow": in_shards_of_tensorflow,
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas", "kind"),
+    [
+        param("torch-ddp", 2, "samples"),
+        param("torch-ddp", 2, "known-lengths"),
+        param("tf-mirrored", 2, "samples"),
+        param("tf-mirrored", 2, "known-lengths"),
+        param("horovod-tf", 2, "tensorflow"),
+    ],
+)
 def test_several_workers_read_the_shards_of_a_stream(
-    data: Any, backend: str, replicas: int, tmp_path: Path
+    backend: str, replicas: int, kind: str, tmp_path: Path
 ) -> None:
+    data = IN_SHARDS[kind]
     fields = {"precision": "float64", "loader": {"workers": 2}}
     given = spec(data, tmp_path / "read", **fields)
     several = run(given, backend, replicas, tmp_path / "several")

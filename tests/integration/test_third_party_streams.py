@@ -74,14 +74,21 @@ CASES = {
     "hugging face, in shards": ("datasets", third_party_streams.of_hugging_face_shards, 0),
     "hugging face, shuffled": ("datasets", third_party_streams.of_hugging_face_shuffled, 0),
     "hugging face, by position": ("datasets", third_party_streams.of_hugging_face_by_position, 0),
+    "tf.data": ("tensorflow", third_party_streams.of_tensorflow, 0),
+    "tf.data, by samples": ("tensorflow", third_party_streams.of_tensorflow_samples, 0),
+    "tf.data, in shards": ("tensorflow", third_party_streams.of_tensorflow_shards, 0),
     "webdataset": ("webdataset", third_party_streams.of_webdataset, 0),
     "webdataset, in shards": ("webdataset", third_party_streams.of_webdataset_shards, 0),
     "mosaicml": ("streaming", third_party_streams.of_mosaic, 0),
     "mosaicml, by position": ("streaming", third_party_streams.of_mosaic_by_position, 0),
     "litdata": ("litdata", third_party_streams.of_litdata, 0),
+    "litdata, in shards": ("litdata", third_party_streams.of_litdata_shards, 0),
     "litdata, by position": ("litdata", third_party_streams.of_litdata_by_position, 0),
 }
-READ_AGAIN = ("hugging face, shuffled", "webdataset", "webdataset, in shards")
+READ_AGAIN = (
+    *("hugging face, shuffled", "webdataset", "webdataset, in shards"),
+    *("tf.data", "tf.data, by samples", "tf.data, in shards"),
+)
 """Streams without a state from which they go on exactly."""
 
 
@@ -132,17 +139,27 @@ def test_a_checkpoint_has_the_states_of_the_shards_of_all_processes(tmp_path: Pa
     assert [readings for _, _, readings in results] == [0, 3]  # not again in the first of 4 epochs
 
 
-@pytest.mark.parametrize("case", ["litdata", "litdata, by position"])
+@pytest.mark.parametrize("case", ["litdata", "litdata, in shards", "litdata, by position"])
 def test_litdata_takes_no_shard_of_a_process(case: str, tmp_path: Path) -> None:
     pytest.importorskip("litdata")
     dataset = third_party_streams.litdata_dataset(str(tmp_path / "read"))
     environment = type(dataset.distributed_env)
     dataset.distributed_env = shard = environment(world_size=2, global_rank=1, num_nodes=1)
-    if case == "litdata":
-        source: Any = isotrain.sources.sample_stream(dataset, "x", "y")
-        rows = sum(len(batch[1]) for batch in source.epoch(0, batch_size=4))
+    dataset.set_drop_last(True)  # as LitData itself does where it has found two processes
+    if case == "litdata, by position":
+        source: Any = isotrain.sources.MapStyle(dataset, inputs="x", targets="y")
+        inputs = source.gather(np.arange(len(source)))[0]
     else:
-        source = isotrain.sources.MapStyle(dataset, inputs="x", targets="y")
-        rows = len(source.gather(np.arange(len(source)))[1])
-    assert rows == len(source) == third_party_streams.SAMPLES
+        options = {"shards": 4} if "shards" in case else {}
+        source = isotrain.sources.sample_stream(dataset, "x", "y", **options)
+        inputs = np.concatenate([batch[0] for batch in source.epoch(0, batch_size=4)])
+    assert len(np.unique(inputs, axis=0)) == len(source) == third_party_streams.SAMPLES
     assert dataset.distributed_env is shard
+
+
+def test_mosaicml_is_refused_in_shards(tmp_path: Path) -> None:
+    if importlib.util.find_spec("streaming") is None:
+        pytest.skip("streaming is not installed, which `make environment` does")
+    dataset = third_party_streams.mosaic_dataset(str(tmp_path / "read"))
+    with pytest.raises(isotrain.IsotrainError, match="parts of a StreamingDataset of MosaicML"):
+        isotrain.sources.sample_stream(dataset, "x", "y", shards=2)

@@ -148,6 +148,55 @@ def of_hugging_face_shuffled(file: str, workers: int) -> Any:
     return sources.sample_stream(rows, "x", "y", samples=SAMPLES)
 
 
+def tensorflow_dataset(file: str, numbers: Any) -> Any:
+    """Samples of `tf.data` by their number."""
+    import tensorflow as tf
+
+    def made(number: Any) -> tuple[np.ndarray, np.ndarray]:
+        note(file, int(number))
+        inputs, target = sample(int(number))
+        return inputs, np.int64(target)
+
+    def shaped(number: Any) -> tuple[Any, Any]:
+        inputs, target = tf.numpy_function(made, [number], [tf.float64, tf.int64])
+        return tf.ensure_shape(inputs, (4,)), tf.ensure_shape(target, ())
+
+    return numbers.map(shaped)
+
+
+def of_tensorflow(file: str, workers: int) -> Any:
+    """Batches of `tf.data`, shuffled in another order in each epoch."""
+    import tensorflow as tf
+
+    from isotrain import sources
+
+    numbers = tf.data.Dataset.range(SAMPLES).shuffle(SAMPLES, seed=3)
+    return sources.stream(tensorflow_dataset(file, numbers).batch(BATCH), SAMPLES)
+
+
+def of_tensorflow_samples(file: str, workers: int) -> Any:
+    """Single samples of `tf.data`."""
+    import tensorflow as tf
+
+    from isotrain import sources
+
+    samples = tensorflow_dataset(file, tf.data.Dataset.range(SAMPLES))
+    return sources.sample_stream(samples, samples=SAMPLES)
+
+
+def of_tensorflow_shards(file: str, workers: int) -> Any:
+    """Batches of `tf.data`, one of each shard in turn."""
+    import tensorflow as tf
+
+    from isotrain import sources
+
+    def shard(index: int, shards: int) -> Any:
+        numbers = tf.data.Dataset.range(SAMPLES).shard(shards, index)
+        return tensorflow_dataset(file, numbers).batch(BATCH)
+
+    return sources.stream(shard, SAMPLES, shards=4)
+
+
 def webdataset_of(file: str) -> Any:
     """A shuffled data set of WebDataset, in two shards that are written first."""
     import webdataset
@@ -238,6 +287,13 @@ def of_litdata(file: str, workers: int) -> Any:
     from isotrain import sources
 
     return sources.sample_stream(litdata_dataset(file), "x", "y")
+
+
+def of_litdata_shards(file: str, workers: int) -> Any:
+    """Shuffled by LitData, one sample of each shard in turn."""
+    from isotrain import sources
+
+    return sources.sample_stream(litdata_dataset(file), "x", "y", samples=SAMPLES, shards=3)
 
 
 def of_litdata_by_position(file: str, workers: int) -> Any:

@@ -48,7 +48,8 @@ def data() -> isotrain.DataSet:
     if "kill" in job.options:
         samples = Killing(samples, Path(job.folder, "loads"))
     if isinstance(samples, Stream):
-        return isotrain.DataSet(isotrain.sources.stream(samples, work.samples))
+        shards = job.workers if job.workers > 1 else None
+        return isotrain.DataSet(isotrain.sources.stream(samples, work.samples, shards=shards))
     return isotrain.DataSet(isotrain.sources.MapStyle(samples))
 
 
@@ -77,8 +78,9 @@ def spec(job: Job, **others: Any) -> isotrain.TrainingSpec:
         tokens = job.work.global_batch_size * 250
         order = {"name": "by-length", "lengths": "lengths", "buckets": buckets, "tokens": tokens}
         fields |= {"order": order, "global_batch_size": 1000}
-    # one replica reads a stream by itself, but for the processor time of one reader
-    has_workers = job.name != "stream" or job.replicas > 1 or "no-steps" in job.options
+    # one replica reads a stream of one shard by itself, but for the processor time of one reader
+    is_alone = job.name == "stream" and job.replicas == 1 and job.workers < 2
+    has_workers = not is_alone or "no-steps" in job.options
     if has_workers and "tf.data" not in job.options:
         fields |= {"loader": {"workers": job.workers}}
     return isotrain.TrainingSpec(

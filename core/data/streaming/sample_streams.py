@@ -82,10 +82,10 @@ class MosaicStream(_CountedStream):
 
 
 class LitDataStream(_CountedStream):
-    """Reading of a `StreamingDataset` of LitData, with its state."""
+    """Reading of a `StreamingDataset` of LitData, or of one shard of it, with its state."""
 
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(_without_shard(dataset))
+    def __init__(self, dataset: Any, shard: int = 0, shards: int = 1) -> None:
+        super().__init__(_shard_of(dataset, shard, shards))
 
     def state_dict(self) -> Any:
         """State after the samples so far."""
@@ -97,12 +97,13 @@ class LitDataStream(_CountedStream):
         self._before = state["num_samples_yielded"]
 
 
-def _without_shard(dataset: Any) -> Any:
-    """A copy of a data set of LitData that has the samples of all processes, instead of a shard of them."""
-    unsharded = copy.copy(dataset)
+def _shard_of(dataset: Any, shard: int = 0, shards: int = 1) -> Any:
+    """A copy of a data set of LitData with the samples of one shard, whatever process this is."""
+    copied = copy.copy(dataset)
     environment = type(dataset.distributed_env)
-    unsharded.distributed_env = environment(world_size=1, global_rank=0, num_nodes=1)
-    return unsharded
+    copied.distributed_env = environment(world_size=shards, global_rank=shard, num_nodes=1)
+    copied.set_drop_last(copied.drop_last and shards == 1)
+    return copied
 
 
 _ADAPTERS: Mapping[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
@@ -123,7 +124,7 @@ def length_by_position(dataset: Any) -> int:
     """Number of samples by position; libraries that shard themselves have another length on each process."""
     adapter = adapter_of(dataset)
     if adapter is LitDataStream:
-        dataset = _without_shard(dataset)
+        dataset = _shard_of(dataset)
     return int(dataset.size) if adapter is MosaicStream else len(dataset)
 
 

@@ -1,4 +1,4 @@
-"""Shards of a stream: they are read side by side, and their samples come in turn, whoever reads them."""
+"""Shards of a stream: they are read side by side, and what they yield comes in turn, whoever reads them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from isotrain.core.data.streaming.sample_streams import (
     HuggingFaceStream,
+    LitDataStream,
+    MosaicStream,
     adapter_of,
     is_iterable_dataset,
 )
@@ -30,14 +32,18 @@ _CHUNK_SAMPLES = 512
 _STATE_SECONDS = 1.0
 _END = object()
 _NO_SHARDS = (
-    "sources.sample_stream: shards: {} cannot be told a shard. Give a function of (shard, shards) that"
-    " returns an iterator over the samples of a shard; an `IterableDataset` of Hugging Face, or one that uses"
-    " torch's get_worker_info, as WebDataset does; or leave out `shards`."
+    "data: shards: {} cannot be told a shard. Give a function of (shard, shards) that returns an iterator"
+    " over a shard; an `IterableDataset` of Hugging Face, a data set of LitData, or one that uses torch's"
+    " get_worker_info, as WebDataset does; or leave out `shards`."
+)
+_MOSAIC = (
+    "data: shards: the parts of a StreamingDataset of MosaicML Streaming wait for each other, as processes of"
+    " torchrun or workers of a DataLoader, so one process cannot read several of them. Leave out `shards`."
 )
 
 READ_AGAIN = (
     "data: a stream in shards was read again before this reading of it had ended, and the readers of its"
-    " shards serve one reading. Make a stream for each use: call sample_stream for each."
+    " shards serve one reading. Make a stream for each use."
 )
 
 ShardStart = tuple[Any, int]
@@ -145,6 +151,8 @@ class ShardProgress:
 class ShardedSamples:
     """Samples of a data set's shards in turn: one of each, without those that have ended.
 
+    Shards may yield batches instead; then a sample is such a batch.
+
     The order depends on the number of shards, never on how many processes read them. A new iterator takes
     over the readers of the shards: one from before that has not ended raises an error if it is continued.
 
@@ -156,16 +164,26 @@ class ShardedSamples:
         reading: The reading by lengths that was begun last.
     """
 
-    def __init__(self, dataset: Any, shards: int, lengths: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        shards: int,
+        lengths: Sequence[int] | None = None,
+        most_chunk: int = MOST_CHUNK,
+    ) -> None:
         """Reads nothing.
+
+        Args:
+            dataset: An `IterableDataset` that can be told a shard, or a function of (shard, shards).
+            shards: Number of shards.
+            lengths: Samples of each shard, if they are known.
+            most_chunk: Most samples that are read of a shard at once.
 
         Raises:
             DataError: The data set cannot be told a shard, has not so many of them, or not so many lengths.
         """
         if shards < 1:
-            raise DataError(
-                f"sources.sample_stream: shards: expected at least 1, received {shards}."
-            )
+            raise DataError(f"data: shards: expected at least 1, received {shards}.")
         if lengths is not None and (len(lengths) != shards or min(lengths) < 0 or not sum(lengths)):
             raise DataError(
                 f"sample_stream: samples: expected one number for each of {counted(shards, 'shard')},"
@@ -174,6 +192,7 @@ class ShardedSamples:
         self._make_shard = _shards_of(dataset, shards)
         self.shards = shards
         self.lengths = lengths
+        self._most_chunk = most_chunk
         self.readers: ShardReaders = _LocalReaders(self)
         self.reading: object = None
         self._progress: list[ShardProgress] = []
@@ -182,7 +201,7 @@ class ShardedSamples:
 
     def reader(self, shard: int, processes: int = 1) -> ShardReader:
         """A reader of one shard, where so many processes read all; chunks are smaller with many shards."""
-        chunk_size = min(MOST_CHUNK, max(1, _CHUNK_SAMPLES * processes // self.shards))
+        chunk_size = min(self._most_chunk, max(1, _CHUNK_SAMPLES * processes // self.shards))
         return ShardReader(self._make_shard(shard), chunk_size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -227,8 +246,7 @@ class ShardedSamples:
         if len(state["starts"]) != self.shards:
             raise DataError(
                 f"data: the stream was read in {len(state['starts'])} shards when the checkpoint was saved,"
-                f" and now in {self.shards}, which is another order. Give sample_stream as many shards as"
-                " before."
+                f" and now in {self.shards}, which is another order. Give as many `shards` as before."
             )
         self._loaded = state
 
@@ -241,10 +259,14 @@ def _shards_of(dataset: Any, shards: int) -> Callable[[int], Iterable[Any]]:
     if adapter is HuggingFaceStream:
         if dataset.num_shards < shards:
             raise DataError(
-                f"sources.sample_stream: shards={shards}, and the data set has {dataset.num_shards}. Give at"
+                f"data: shards={shards}, and the data set has {dataset.num_shards}. Give at"
                 " most as many."
             )
         return lambda shard: HuggingFaceStream(dataset.shard(num_shards=shards, index=shard))
+    if adapter is LitDataStream:
+        return lambda shard: LitDataStream(dataset, shard, shards)
+    if adapter is MosaicStream:
+        raise DataError(_MOSAIC)
     if adapter is None and is_iterable_dataset(dataset):
         return lambda shard: _WorkerShard(copy.deepcopy(dataset), shard, shards)
     raise DataError(_NO_SHARDS.format(type(dataset).__name__))

@@ -230,9 +230,7 @@ class DataLoaders:
             )
             note = f"loader: {processes} the training data for all replicas there"
             if settings.count > count:
-                note += (
-                    f", as they have {shards} shard{'s' * (shards > 1)}; see sample_stream(shards=)"
-                )
+                note += f", as they have {shards} shard{'s' * (shards > 1)}; see `shards` of sources.stream"
             return [note]
         if isinstance(train, ArraySource) and train.in_memory and self._transform is None:
             return ["loader.workers: not used, as rows of arrays in memory are copied faster"]

@@ -182,6 +182,19 @@ def raising_shard(shard: int, shards: int) -> Iterator[Any]:
             raise RuntimeError("a broken shard")
 
 
+def batched_shard(shard: int, shards: int) -> Iterator[Any]:
+    """The numbers of a shard in batches of 4, of which the last one is smaller."""
+    samples = list(counted_shard(shard, shards))
+    for start in range(0, len(samples), 4):
+        inputs, numbers = zip(*samples[start : start + 4], strict=True)
+        yield np.stack(inputs), np.array(numbers)
+
+
+def batched() -> dict[str, BatchStream]:
+    """A stream of batches in three shards."""
+    return {"train": stream(batched_shard, sum(COUNTS), shards=len(COUNTS))}
+
+
 MANY = 600
 """Shards of a stream, far more than a socket's buffer holds messages."""
 

@@ -19,6 +19,7 @@ from helpers.waiting import wait_until
 from unit.data import reader_programs
 from unit.data.stream_samples import INPUTS, kept, loader
 
+from isotrain.core.data import sources
 from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
 from isotrain.core.data.host_reader.shard_processes import ShardProcesses
 from isotrain.core.data.sources import sample_stream
@@ -271,6 +272,26 @@ def test_samples_of_shards_come_in_turn_by_any_number_of_readers(
     assert numbers_of(batches_of(here, 0, 1, **SHARDED)) == in_turn() * 2
 
 
+def test_batches_of_shards_come_in_turn_by_any_number_of_readers(connect: Connect) -> None:
+    (here,) = reader_programs.batched().values()
+    (shared,) = connect(reader_programs.batched, shard_processes=2)
+    shards = [[batch.tolist() for _, batch in shard] for shard in batches_by_shard()]
+    in_turn = [shard[row] for row in range(10) for shard in shards if row < len(shard)]
+    numbers = [number for batch in in_turn for number in batch]
+    assert len(numbers) == sum(reader_programs.COUNTS)
+    assert numbers_of(batches_of(here, 0, 1, **SHARDED)) == numbers * 2
+    whole = batches_of(shared, 0, 1, **SHARDED)
+    assert numbers_of(whole) == numbers * 2
+    rest = batches_of(shared, 0, 1, start=(13, None), **SHARDED)
+    assert numbers_of(rest) == numbers_of(whole[13:])
+
+
+def batches_by_shard() -> list[list[Any]]:
+    """The batches of each shard."""
+    count = len(reader_programs.COUNTS)
+    return [list(reader_programs.batched_shard(shard, count)) for shard in range(count)]
+
+
 @pytest.mark.slow
 def test_shards_resume_by_their_states_with_another_number_of_readers(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
@@ -364,7 +385,8 @@ def test_a_reading_that_another_one_has_taken_over_is_no_shorter_epoch() -> None
 
 
 def test_streams_that_cannot_be_told_a_shard_are_refused() -> None:
-    with pytest.raises(DataError, match="list cannot be told a shard"):
-        sample_stream([1, 2], shards=2)
+    for make in (sources.stream, sample_stream):
+        with pytest.raises(DataError, match="list cannot be told a shard"):
+            make([1, 2], shards=2)
     with pytest.raises(DataError, match="shards: expected at least 1, received 0"):
         sample_stream(reader_programs.counted_shard, shards=0)
