@@ -437,7 +437,8 @@ def _untied(case: Case) -> Cause | None:
 
 
 def _is_copy(one: Fingerprint, other: Fingerprint) -> bool:
-    return one.norm > 0.0 and not tensor_sketch.difference(one, other)
+    """Whether two tensors are equal, and not by chance as the ones of two norm layers are."""
+    return len(set(one.sample)) > 1 and not tensor_sketch.difference(one, other)
 
 
 def _host_random_numbers(case: Case) -> Cause | None:
@@ -608,11 +609,11 @@ _SUSPECTS: dict[str, Sequence[Callable[[Case], Cause | None]]] = {
     "options": (_options,),
     "gradient": (
         _not_exchanged,
-        _communication_state_lost,
         _untied,
         _evaluation_mode,
         _not_in_optimizer,
         _accumulated,
+        _communication_state_lost,
         _targets,
         _clipping,
         _scaled,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,8 +94,9 @@ class _Matching:
                 and start[name].norm
                 and tensor_sketch.difference(start[name], of_reference[other]) < _SAME
             ]
+            of_name, of_other = Counter(name for name, _ in equal), Counter(o for _, o in equal)
             for name, other in equal:
-                if sum(name in pair or other in pair for pair in equal) == 1:
+                if of_name[name] == of_other[other] == 1:
                     self._add(name, other, "by shape and initial values")
 
     def pair_in_order(self) -> list[str]:

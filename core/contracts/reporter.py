@@ -118,7 +118,12 @@ def publish_membership(page: mmap.mmap, generation: int, text: bytes) -> None:
     if begin + len(text) > _STOP:
         raise IsotrainError("elastic: the run has too many processes.")
     page[begin : begin + len(text)] = text
-    page[_MEMBERSHIP:begin] = _GENERATIONS.pack(generation, generation, len(text))
+    numbers = _GENERATIONS.pack(generation, generation, len(text))
+    after_first = struct.calcsize("<q")
+    page[_MEMBERSHIP + after_first : begin] = numbers[after_first:]
+    page[_MEMBERSHIP : _MEMBERSHIP + after_first] = numbers[
+        :after_first
+    ]  # last: readers wait for it
 
 
 def void_group(page: mmap.mmap, generation: int) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 
 from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.events import EpochEnded
-from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext, ServerConnection
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Reporter
@@ -25,7 +24,6 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.checkpointer import Checkpointer
-from isotrain.core.session.checkpointing.handover import CarriedState
 from isotrain.core.session.training.context import build_session_context, setup_notes, state_notes
 from isotrain.core.session.training.evaluation import Evaluator
 from isotrain.core.session.training.freezing import WeightFreezer
@@ -36,9 +34,6 @@ from isotrain.core.session.training.session_log import SessionLog
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.train_step import TrainLoop
 from isotrain.core.spec.schedules import PlateauSchedule
-
-_ITERATION = "built-in loop"
-"""Key of `iteration` among the notes that are handed over."""
 
 
 class Session:
@@ -759,29 +754,6 @@ class Session:
         """Waits until every process has called it."""
         with self._reporter.doing("barrier"):
             self.group.barrier()
-
-    def carried_state(self) -> CarriedState:
-        """Copies the state with which this process goes on in another process group. Local.
-
-        The session cannot be used afterwards.
-        """
-        self._closed = True
-        notes, step = {**self.notes, _ITERATION: self.iteration}, self.iteration.get("step")
-        phase = self.iteration.get("phase", 0) if step == self.steps_done - 1 else 0
-        state = self._checkpoints.carried_state(notes, phase, self._training.undo)
-        self._training.undo = None
-        self._session_context.loaders.close()
-        return state
-
-    def take_over(self, location: str, membership: Membership) -> None:
-        """Takes the state that members of the last process group of an elastic run handed over.
-
-        Args:
-            location: Folder of the state.
-            membership: Members of this process group.
-        """
-        self.notes = self._checkpoints.take_over(location, membership)
-        self.iteration = self.notes.pop(_ITERATION)
 
     def close(self) -> None:
         """Leaves the run; the session cannot be used afterwards. Later calls do nothing."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import Interrupted, Ready
 from isotrain.core.contracts.membership import Membership
+from isotrain.core.contracts.reporter import BETWEEN_CALLS
 from isotrain.core.errors import EndedError
 from isotrain.core.planning.planner import plan_of_members
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.reporter import Reporter
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
     from isotrain.core.session.checkpointing.handover import CarriedState
-    from isotrain.core.session.session import Session
+    from isotrain.core.session.member_session import MemberSession
 
 _WATCH_SECONDS = 0.01
 
@@ -59,7 +60,7 @@ class ElasticRun:
         self._generation = 0
         self._carried: CarriedState | None = None
 
-    def run(self, take_first: Callable[[], Session]) -> Any:
+    def run(self, take_first: Callable[[], MemberSession]) -> Any:
         """Calls the job's function in this group and in those that follow; returns its value. Collective.
 
         Args:
@@ -67,7 +68,7 @@ class ElasticRun:
         """
         first = take_first()
         first.survives = self.survives
-        session: Session | None = first
+        session: MemberSession | None = first
         del first  # freed before the next process group is joined
         membership: Membership | None = None
         while True:
@@ -99,7 +100,11 @@ class ElasticRun:
         """Whether the run goes on in another process group after an error."""
         if isinstance(error, EndedError) or not isinstance(error, Exception):
             return False
-        return self._reporter.is_void(self._generation) or self._blames_peer(error)
+        if self._blames_peer(error):
+            return True
+        # An error of the user's own code, between calls of the session, ends the run.
+        is_void = self._reporter.is_void(self._generation)
+        return is_void and self._reporter.call != BETWEEN_CALLS
 
     def _left_group(self, reason: str) -> Interrupted:
         assert self._carried is not None  # the first session was ready
@@ -110,9 +115,9 @@ class ElasticRun:
             reason=reason,
         )
 
-    def _join(self, membership: Membership) -> Session:
+    def _join(self, membership: Membership) -> MemberSession:
         """Opens a session in a new process group, with the state that was handed over. Collective."""
-        from isotrain.core.session.session import Session
+        from isotrain.core.session.member_session import MemberSession
 
         reporter, job = self._reporter, self._job
         assert self._carried is not None
@@ -123,7 +128,7 @@ class ElasticRun:
         context = membership.context(self._first_context)
         reporter.rank = context.rank
         plan = plan_of_members(job.plan, self._resolved_spec.spec_with_model, context.processes)
-        session = Session(
+        session = MemberSession(
             self._resolved_spec,
             plan,
             context,

@@ -162,7 +162,7 @@ def run_job_in_worker(
         The return value of the job's function; None in a process that has no session.
     """
     from isotrain.core.json_format import json_page
-    from isotrain.core.session.session import Session
+    from isotrain.core.session.member_session import MemberSession
     from isotrain.core.session.weights.initial_weights import REPORT_FILE
     from isotrain.core.system.files import atomic_write
 
@@ -178,7 +178,7 @@ def run_job_in_worker(
             )
             return None
     resumes = job.resume is not None
-    session = Session(
+    session = MemberSession(
         resolved_spec,
         job.plan,
         context,

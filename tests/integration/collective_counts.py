@@ -92,7 +92,7 @@ def of_horovod(session: isotrain.Session, name: str) -> Counts | None:
             names[lane] = _GROUP_MEMBER.sub("", event["args"].get("name", ""))
         elif event["ph"] == "B":
             begun.setdefault(lane, []).append(event["name"])
-        elif event["ph"] == "E":
+        elif event["ph"] == "E" and begun.get(lane):  # else of a call before the timeline began
             kind = begun[lane].pop()
             if kind in _OPERATIONS:
                 times[lane] += 1

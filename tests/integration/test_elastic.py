@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,22 @@ class Raises:
 def test_an_error_of_a_rank_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="rank 1 of 4 raised ValueError after step 2"):
         run(tmp_path, callbacks=[Raises()])
+
+
+class RaisesAfterALoss:
+    """Rank 2 is killed, and rank 1 raises an error once the launcher has most likely noticed that."""
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if batch.step == 3 and process() == 2:
+            die()
+        if batch.step == 3 and process() == 1:
+            time.sleep(1.0)
+            raise ValueError("a mistake of the user")
+
+
+def test_an_error_of_the_users_code_ends_the_run_also_while_another_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="a mistake of the user"):
+        run(tmp_path, callbacks=[RaisesAfterALoss()])
 
 
 def own_loop(session: isotrain.Session) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from isotrain.core.contracts.events import (
     ProcessEvent,
     Ready,
     RunFailed,
+    Scalars,
     Steps,
     read_event,
 )
@@ -150,13 +151,14 @@ def _read_start(events: Path) -> tuple[float | None, Mapping[str, Any]]:
 
 
 def _read_progress(steps: Path) -> tuple[int, float | None]:
-    line = _last_line(steps)
-    if line is None:
-        return 0, None
-    block = read_event(line)
-    if not isinstance(block, Steps):
-        raise IsotrainError(f"{steps}: expected a `steps` event, received {line!r:.60}")
-    return block.first + len(block.losses), block.losses[-1]
+    """Number of steps done, and the last loss; the file may end with other scalars of these steps."""
+    for line in _lines_from_the_end(steps):
+        block = read_event(line)
+        if isinstance(block, Steps):
+            return block.first + len(block.losses), block.losses[-1]
+        if not isinstance(block, Scalars):
+            raise IsotrainError(f"{steps}: expected a `steps` event, received {line!r:.60}")
+    return 0, None
 
 
 def _read_state(folder: Path) -> tuple[State, str | None]:
@@ -172,14 +174,23 @@ def _read_state(folder: Path) -> tuple[State, str | None]:
 
 def _last_line(path: Path) -> bytes | None:
     """The last complete line; None if there is none. The file may be long and still growing."""
+    return next(_lines_from_the_end(path), None)
+
+
+def _lines_from_the_end(path: Path) -> Iterator[bytes]:
+    """The complete lines of a file, the last first; none of a file that is not there."""
     if not path.exists():
-        return None
+        return
     with path.open("rb") as stream:
         position = stream.seek(0, os.SEEK_END)
-        tail = b""
-        while position and tail.count(b"\n") < 2:
+        line, is_growing = b"", True
+        while position:
             size = min(CHUNK_BYTES, position)
             position = stream.seek(position - size)
-            tail = stream.read(size) + tail
-    lines = tail.split(b"\n")[:-1]
-    return lines[-1] if lines else None
+            line, *lines = (stream.read(size) + line).split(b"\n")
+            if lines and is_growing:
+                lines.pop()
+                is_growing = False
+            yield from reversed(lines)
+    if line and not is_growing:
+        yield line

@@ -151,7 +151,7 @@ def test_nccl_listens_on_loopback_in_local_runs_and_has_the_timeout(
 
     environment: dict[str, str] = {}
     monkeypatch.setattr(process_group.os, "environ", environment)
-    monkeypatch.setattr(process_group, "wait_for_rank_zero", lambda *_: None)
+    monkeypatch.setattr(process_group, "wait_for_rank_zero", lambda *_, **__: None)
     monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
     process_group.start_process_group(ON_GPU, context(1, host))

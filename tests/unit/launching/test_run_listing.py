@@ -19,6 +19,7 @@ from isotrain.core.contracts.events import (
     Output,
     Ready,
     RunFailed,
+    Scalars,
     Started,
     Steps,
 )
@@ -93,13 +94,21 @@ def test_a_half_written_line_is_ignored(tmp_path: Path) -> None:
     assert (summarize_run(run.path).done, summarize_run(run.path).loss) == (2, 2.0)
 
 
+@pytest.mark.parametrize("scalars", [0, 1, 30])
 def test_the_last_line_of_a_long_file_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scalars: int
 ) -> None:
+    """Scalars of the same steps may follow: the norms of gradients, for example."""
     monkeypatch.setattr(run_listing, "CHUNK_BYTES", 7)
     blocks = [steps(first, float(first), first + 0.5) for first in range(0, 40, 2)]
-    run = directory(tmp_path / "run", *blocks)
+    others = [Scalars(steps=[39], values=[{"gradient_norm": 2.0}])] * scalars
+    run = directory(tmp_path / "run", *blocks, *others)
     assert (summarize_run(run.path).done, summarize_run(run.path).loss) == (40, 38.5)
+
+
+def test_a_file_of_scalars_alone_has_no_step(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run", Scalars(steps=[0], values=[{"gradient_norm": 2.0}]))
+    assert (summarize_run(run.path).done, summarize_run(run.path).loss) == (0, None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""The session of a process in an elastic run, whose state goes on in the next process group."""
+
+from __future__ import annotations
+
+from isotrain.core.contracts.membership import Membership
+from isotrain.core.session.checkpointing.handover import CarriedState
+from isotrain.core.session.session import Session
+
+_ITERATION = "built-in loop"
+"""Key of `iteration` among the notes that are handed over."""
+
+
+class MemberSession(Session):
+    """Session of a member of a process group; it hands its state over to the members of the next group."""
+
+    def carried_state(self) -> CarriedState:
+        """Copies the state with which this process goes on in another process group. Local.
+
+        The session cannot be used afterwards.
+        """
+        self._closed = True
+        notes, step = {**self.notes, _ITERATION: self.iteration}, self.iteration.get("step")
+        phase = self.iteration.get("phase", 0) if step == self.steps_done - 1 else 0
+        state = self._checkpoints.carried_state(notes, phase, self._training.undo)
+        self._training.undo = None
+        self._session_context.loaders.close()
+        return state
+
+    def take_over(self, location: str, membership: Membership) -> None:
+        """Takes the state that members of the last process group handed over. Collective.
+
+        Args:
+            location: Folder of the state.
+            membership: Members of this process group.
+        """
+        self.notes = self._checkpoints.take_over(location, membership)
+        self.iteration = self.notes.pop(_ITERATION)
