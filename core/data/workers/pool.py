@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -132,20 +133,25 @@ class WorkerPool:
                 self._workers.append(_Worker(index, child))
 
     def _result(self, request: _Request) -> InputsAndTargets:
-        """Waits for a local batch."""
+        """Waits for a local batch: the oldest that its worker owes."""
+        deadline = time.monotonic() + self._settings.timeout
         while request.parts is None and request.error is None:
             with self._lock:
                 if request.parts is None and request.error is None:
-                    self._receive(request.worker)
+                    self._receive(request.worker, max(0.0, deadline - time.monotonic()))
         if request.error is not None:
             raise request.error
         assert request.parts is not None
         return request.parts
 
-    def _receive(self, awaited: _Worker) -> None:
-        """Waits for answers of any workers; those of one arrive in order."""
+    def _receive(self, awaited: _Worker, seconds: float) -> None:
+        """Waits for answers of any workers; those of one arrive in order.
+
+        The awaited one is lost after so many seconds, however much the others answer: the launcher's own
+        time-out of the same call goes on, and knows less of what hangs.
+        """
         by_descriptor = {w.child.channel.fileno(): w for w in self._workers if w.error is None}
-        ready = poll_readable(by_descriptor, self._settings.timeout)
+        ready = poll_readable(by_descriptor, seconds)
         for descriptor in ready:
             worker = by_descriptor[descriptor]
             try:

@@ -289,6 +289,26 @@ def test_a_worker_that_hangs_is_told(
     wait_until(has_stack, 60, "the worker does not show its stack")
 
 
+def test_answers_of_other_workers_give_one_that_hangs_no_more_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In the first batches above all: the others are still making those that follow."""
+    hangs = tmp_path / "hangs"
+    limits: list[float] = []
+
+    def readable(files: Any, seconds: float) -> list[Any]:
+        limits.append(seconds)
+        wait_until(hangs.exists, 60)
+        return poll_readable(files, 60.0) if len(limits) == 1 else []
+
+    monkeypatch.setattr(pool, "poll_readable", readable)
+    made = worked(Faulty("hangs", hangs), 2, shuffle=False, start_step=2, timeout=900.0)
+    steps, error = steps_before(made)
+    assert (steps, len(limits)) == (0, 2)
+    assert limits[1] < limits[0] <= 900.0
+    assert "has not answered for 900 s" in str(error)
+
+
 def test_a_worker_that_is_killed_from_outside() -> None:
     made = worked(Pids(1000), 2, steps=1000)
     batches = iter(made)
