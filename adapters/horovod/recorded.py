@@ -17,8 +17,8 @@ ProcessSets = dict[int, tuple[int, ...]]
 """Ranks by the ID of a process set."""
 
 
-class RecordedBasics:
-    """The library that tells ranks and sizes; for all else it is Horovod's own."""
+class RecordedLibrary:
+    """Stand-in for a compiled library of Horovod, which it is for all that a subclass does not replace."""
 
     def __init__(self, library: Any, rank: int, process_sets: ProcessSets) -> None:
         self._library = library
@@ -27,6 +27,10 @@ class RecordedBasics:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._library, name)
+
+
+class RecordedBasics(RecordedLibrary):
+    """The library that tells ranks and sizes."""
 
     def horovod_rank(self) -> int:
         """Rank of this process."""

@@ -7,22 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.adapters.horovod.recorded import ProcessSets
+from isotrain.adapters.horovod.recorded import RecordedLibrary
 from isotrain.adapters.horovod.tf_comm import HorovodCommunicator, sendable
 from isotrain.adapters.tensorflow.comm.recorded import all_reduced, as_shards, bytes_of, recorded
 from isotrain.plugin import Subgroups, local_subgroup
 
 
-class RecordedOperations:
+class RecordedOperations(RecordedLibrary):
     """Horovod's compiled operations, which compute with this process's tensors in place of all others'."""
-
-    def __init__(self, library: Any, rank: int, process_sets: ProcessSets) -> None:
-        self._library = library
-        self._rank = rank
-        self._process_sets = process_sets
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
 
     def horovod_allreduce(
         self, tensor: tf.Tensor, *, process_set_id: int, **options: Any

@@ -8,29 +8,25 @@ from typing import Any
 
 import torch
 
-from isotrain.adapters.horovod.recorded import ProcessSets
+from isotrain.adapters.horovod.recorded import ProcessSets, RecordedLibrary
 from isotrain.adapters.horovod.torch_comm import HorovodCommunicator, to_sendable
 from isotrain.adapters.torch.comm import recorded_group
 from isotrain.plugin import Message, Subgroups, local_subgroup
 
 
-class RecordedOperations:
+class RecordedOperations(RecordedLibrary):
     """Horovod's compiled operations, which compute with this process's tensors in place of all others'.
 
     A tensor that is received is the last one of its shape and dtype that was sent, or zeros.
     """
 
     def __init__(self, library: Any, rank: int, process_sets: ProcessSets) -> None:
-        self._library = library
-        self._rank = rank
-        self._process_sets = process_sets
+        super().__init__(library, rank, process_sets)
         self._handles = itertools.count()
         self._sent: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
-        compiled = getattr(
-            self._library, name
-        )  # it lacks those of dtypes that Horovod does not send
+        compiled = super().__getattr__(name)  # there is none for dtypes that Horovod does not send
         operation, is_asynchronous, _ = name.removeprefix("horovod_torch_").partition("_async_")
         return getattr(self, operation) if is_asynchronous else compiled
 

@@ -118,12 +118,8 @@ def publish_membership(page: mmap.mmap, generation: int, text: bytes) -> None:
     if begin + len(text) > _STOP:
         raise IsotrainError("elastic: the run has too many processes.")
     page[begin : begin + len(text)] = text
-    numbers = _GENERATIONS.pack(generation, generation, len(text))
-    after_first = struct.calcsize("<q")
-    page[_MEMBERSHIP + after_first : begin] = numbers[after_first:]
-    page[_MEMBERSHIP : _MEMBERSHIP + after_first] = numbers[
-        :after_first
-    ]  # last: readers wait for it
+    struct.pack_into("<qq", page, _MEMBERSHIP + 8, generation, len(text))
+    struct.pack_into("<q", page, _MEMBERSHIP, generation)  # last: readers wait for it
 
 
 def void_group(page: mmap.mmap, generation: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from isotrain.core.rendezvous.remote_process import LocalProcess, RemoteProcess
 from isotrain.core.rendezvous.rendezvous import RendezvousHost
 from isotrain.core.rendezvous.worker_group import WorkerGroup
 from isotrain.core.rendezvous.worker_thread import END_SECONDS, WorkerThread
+from isotrain.core.system.periodic import repeated
 from isotrain.core.system.process import environ_set, exit_after_failure
 from isotrain.core.system.standard_streams import enlarge_pipe
 from isotrain.core.transport.channel import Channel
@@ -140,18 +140,11 @@ def heartbeats(
     reporter: LocalReporter, channels: Sequence[Channel], seconds: float
 ) -> Iterator[None]:
     """Context in which a thread sends the status of this process to the others, every `seconds`."""
-    is_over = threading.Event()
 
     def beat() -> None:
-        while not is_over.wait(seconds):
-            step, _, call = reporter.status
-            for channel in channels:
-                channel.send({"do": "beat", "step": step, "call": call})
+        step, _, call = reporter.status
+        for channel in channels:
+            channel.send({"do": "beat", "step": step, "call": call})
 
-    thread = threading.Thread(target=beat, name="isotrain-beat", daemon=True)
-    thread.start()
-    try:
+    with repeated(beat, seconds, "isotrain-beat"):
         yield
-    finally:
-        is_over.set()
-        thread.join()

@@ -51,6 +51,7 @@ from isotrain.core.run.restarts import Restarts
 from isotrain.core.run.start import locked_run_directory, starting_checkpoint
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.periodic import repeated
 from isotrain.core.system.standard_streams import replace_closed_streams
 from isotrain.core.system.version import versions
 
@@ -411,20 +412,15 @@ def shown_ranks(folder: Path, ranks: Sequence[int], show: OnEvent) -> Iterator[O
 @contextlib.contextmanager
 def _follow_logs(folder: Path, ranks: Sequence[int], on_event: OnEvent) -> Iterator[None]:
     tails = {rank: LogTail(rank_log(folder, rank), from_start=False) for rank in ranks}
-    ended = threading.Event()
 
     def follow() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            for rank, tail in tails.items():
-                _send_output(rank, tail.lines(), on_event)
+        for rank, tail in tails.items():
+            _send_output(rank, tail.lines(), on_event)
 
-    thread = threading.Thread(target=follow, name="shown ranks", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeated(follow, _POLL_SECONDS, "shown ranks"):
+            yield
     finally:
-        ended.set()
-        thread.join()
         for rank, tail in tails.items():
             _send_output(rank, tail.rest(), on_event)
 

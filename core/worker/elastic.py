@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import Interrupted, Ready
@@ -13,6 +11,7 @@ from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
 from isotrain.core.errors import EndedError
 from isotrain.core.planning.planner import plan_of_members
+from isotrain.core.system.periodic import repeated
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.backend.adapter import Adapter
@@ -73,7 +72,7 @@ class ElasticRun:
         membership: Membership | None = None
         while True:
             try:
-                with self._watching():
+                with repeated(self._interrupt_void_group, _WATCH_SECONDS, "isotrain-membership"):
                     if membership is not None:
                         session = self._join(membership)
                     assert session is not None
@@ -141,20 +140,7 @@ class ElasticRun:
         reporter.emit(Ready(samples=session.plan.samples))
         return session
 
-    @contextlib.contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Context with a thread that interrupts the group's calls once the launcher says that it is void."""
-        ended, generation = threading.Event(), self._generation
-
-        def watch() -> None:
-            while not ended.wait(_WATCH_SECONDS):
-                if self._reporter.is_void(generation):
-                    self._adapter.interrupt_group()  # again and again: a group may just be forming
-
-        thread = threading.Thread(target=watch, name="isotrain-membership", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    def _interrupt_void_group(self) -> None:
+        """Interrupts the group's calls once the launcher says that it is void. Local; on any thread."""
+        if self._reporter.is_void(self._generation):
+            self._adapter.interrupt_group()  # again and again: a group may just be forming
