@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from conformance import tcp_counters
 
 import isotrain
@@ -19,13 +21,13 @@ Counts = dict[str, list[float]]
 """Number per step, and bytes per step, by the kind of a collective."""
 _LATE_STEP = 600
 _GROUP_MEMBER = re.compile(r"_\d+of\d+$")
-_KERNEL = re.compile(r"^[^:]*:(Collective\w+)V\d$")
 _OPERATIONS = ("ALLREDUCE", "ALLGATHER", "ALLTOALL", "BROADCAST")
 _KINDS = {
-    "CollectiveReduce": "all-reduce",
-    "CollectiveGather": "all-gather",
-    "CollectiveBcastSend": "send",
+    "collective_reduce_v2": "all-reduce",
+    "collective_gather_v2": "all-gather",
+    "collective_bcast_send_v2": "send",
 }
+"""Kinds of TensorFlow's operations."""
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -106,27 +108,40 @@ def of_horovod(session: isotrain.Session, name: str) -> Counts | None:
 
 
 def of_tensorflow(session: isotrain.Session, name: str) -> tuple[dict[str, float], float]:
-    """Collectives per step that TensorFlow's profiler sees, and bytes that the kernel sees sent per step."""
-    import tensorflow as tf
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
+    """Collectives per step that TensorFlow runs, and bytes that the kernel sees sent per step."""
     steps, period = _steps(session), session.strategy.period
-    next(steps)
-    folder = session.run_directory / f"profile-{session.rank}-{name}"
-    before = tcp_counters.bytes_sent()
-    tf.profiler.experimental.start(str(folder))
-    next(steps)
-    tf.profiler.experimental.stop()
-    sent = tcp_counters.bytes_sent() - before
-    session.barrier()
-    (path,) = folder.rglob("*.xplane.pb")
-    names: Counter[str] = Counter()
-    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
-        for line in plane.lines:
-            names.update(plane.event_metadata[event.metadata_id].name for event in line.events)
-    matches = {each: match[1] for each in names if (match := _KERNEL.match(each))}
-    counts: Counter[str] = Counter()
-    for each, kernel in matches.items():
-        if kernel in _KINDS:
-            counts[_KINDS[kernel]] += names[each]
-    return {kind: count / period for kind, count in counts.items()}, sent / period
+    with _counting_collectives() as counters:
+        next(steps)
+        counts_before = {kind: int(counter) for kind, counter in counters.items()}
+        before = tcp_counters.bytes_sent()
+        next(steps)
+        sent = tcp_counters.bytes_sent() - before
+        counts = {kind: int(counters[kind]) - counts_before[kind] for kind in counters}
+        session.barrier()
+    return {kind: count / period for kind, count in counts.items() if count}, sent / period
+
+
+@contextlib.contextmanager
+def _counting_collectives() -> Iterator[dict[str, Any]]:
+    """Context in which functions that are traced add one to a variable whenever they run a collective.
+
+    TensorFlow's profiler would tell too, but stopping it can abort a process with collectives.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops import gen_collective_ops
+
+    counters = {kind: tf.Variable(0, trainable=False, dtype=tf.int64) for kind in _KINDS.values()}
+
+    def counted(operation: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            with tf.control_dependencies([counters[kind].assign_add(1)]):
+                return operation(*arguments, **options)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, kind in _KINDS.items():
+            raw_name = "".join(map(str.capitalize, name.split("_")))
+            for module, function in ((gen_collective_ops, name), (tf.raw_ops, raw_name)):
+                patch.setattr(module, function, counted(getattr(module, function), kind))
+        yield counters

@@ -93,7 +93,7 @@ def test_horovod_does_what_is_counted(
 
 @pytest.mark.parametrize("name", CASES["tf-multiworker"])
 def test_tensorflow_does_what_is_counted(name: str) -> None:
-    """By its profiler; the kernel sees the bytes, of which there are more: those of gRPC."""
+    """By counters in its functions; the kernel sees the bytes, of which there are more: those of gRPC."""
     counts, sent = ran_once("tf-multiworker", 2, tuple(CASES["tf-multiworker"]))[name]
     found = planned("tf-multiworker", 2, **CASES["tf-multiworker"][name])
     counted: Counter[str] = Counter()
