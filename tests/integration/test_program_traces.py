@@ -26,6 +26,7 @@ pytestmark = pytest.mark.examples
 SEEDS = int(os.environ.get("ISOTRAIN_TRACE_SEEDS", "4"))
 TESTS = Path(__file__).parents[1]
 TRAIN = """
+import gc
 import os
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -44,6 +45,11 @@ for start in range(0, 48, 12):
     optimizer.zero_grad()
     (torch.nn.functional.cross_entropy(model(rows), targets) / FACTOR).backward()
     optimizer.step()
+if world > 1:
+    del model, optimizer  # torch may abort at the exit, traced or not, where they hold its process group
+    gc.collect()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 """
 
 
