@@ -277,7 +277,7 @@ hvd.init()
 {TRAIN[TRAIN.index("torch.manual_seed") : TRAIN.index("if world")]}
 optimizer = torch.optim.AdamW(model.parameters())
 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=OPERATION)
-{TRAIN[TRAIN.index("for start") :]}"""
+{TRAIN[TRAIN.index("for start") : TRAIN.rindex("if world")]}"""
     script = script.replace("rank]", "hvd.rank()]").replace("(world)", "(hvd.size())")
     operations = {
         "mean": "hvd.Average",
