@@ -31,11 +31,13 @@ demo: ## train the digits under every backend and compare the results
 BY_FILE := --dist loadfile --no-loadscope-reorder
 PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest --numprocesses 3 $(BY_FILE)
 
+PROMISES := not features and not failures and not examples and not nccl
+
 test: environment ## the tests, but for those of the tiers below
-	$(PYTEST) tests -m "not features and not failures and not examples"
+	$(PYTEST) tests -m "$(PROMISES)"
 
 test-quick: environment ## the everyday tests: the quick part of these
-	$(PYTEST) tests -m "not slow and not features and not failures and not examples"
+	$(PYTEST) tests -m "not slow and $(PROMISES)"
 
 # Only the files that have such tests are collected.
 FEATURE_TESTS = -m "features and not failures and not examples" $(shell grep -rlE --include="test_*.py" "mark\.features|features=" tests)
@@ -71,7 +73,7 @@ test-launchers: environment ## runs under real schedulers and launchers, on host
 	.venv-launchers/bin/python -m pytest --numprocesses 2 $(BY_FILE) tests/launchers
 
 test-nccl: .venv-nccl/complete ## Horovod with NCCL for TensorFlow, as far as it goes without a GPU: takes CUDA's compiler
-	.venv-nccl/bin/python -m pytest tests/integration/test_horovod_nccl.py
+	.venv-nccl/bin/python -m pytest -m nccl tests/integration/test_horovod_nccl.py
 
 .venv-nccl/complete: tools/build_horovod/horovod-0.28.1-gpu.patch
 	$(PYTHON) -m venv .venv-nccl

@@ -17,6 +17,7 @@ from isotrain.core.system import hardware
 BUILD = build_info.installed("tensorflow")
 
 pytestmark = [
+    pytest.mark.nccl,
     pytest.mark.skipif(
         not (BUILD and BUILD.extension and build_info.has_collective(BUILD.extension, "nccl")),
         reason="this Horovod is built without NCCL (make test-nccl builds one)",
