@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -42,7 +42,11 @@ _GAP = 2
 _STYLES = {"yes": "green", "no": "red"}
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    narrow: Callable[[Sequence[str]], str] | None = None,
+) -> str:
     """Renders a table; in a terminal that is too narrow, cells are folded between words.
 
     Where a word would not fit, each row is a block of facts: what is copied is never broken.
@@ -50,6 +54,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     Args:
         columns: Headings of the columns.
         rows: Rows with one text per column; `yes` and `no` are coloured.
+        narrow: Function that renders a row where a word would not fit, or None: `facts` does.
     """
     rows = [[escape_controls(" ".join(cell.split())) for cell in row] for row in rows]
     terminal = is_terminal()
@@ -58,14 +63,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         header_style="bold",
         padding=(0, _GAP - 1, 0, 0) if terminal else (0, 1),
         pad_edge=not terminal,
+        show_edge=not terminal,
     )
     widths = _widths([columns, *rows])
-    available = _width() - _GAP * len(columns)
+    available = _width() - _GAP * (len(columns) - 1)
     if sum(widths) > available:
         heads = [column.replace("-", "-\n") for column in columns]
         words = [[max(cell.split(), key=len, default="") for cell in row] for row in [heads, *rows]]
         minimum = _widths(words)
         if sum(minimum) > available:
+            if narrow is not None:
+                return "".join(map(narrow, rows))
             blocks = (facts(row[0], zip(columns[1:], row[1:], strict=True)) for row in rows)
             return "\n".join(blocks)
         columns, widths = heads, _fitted_widths(available, widths, minimum)

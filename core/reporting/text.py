@@ -232,24 +232,24 @@ def _decimal(value: float) -> str:
 
 
 def backends(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The backends, one per row, and why some are not installed."""
+    """The backends, one per row; below them what they are, and why some are not installed."""
     rows = [
         (
             backend["name"],
             _yes_or_no(backend["available"]),
             backend["version"] or "-",
             ", ".join(backend["collectives"]),
-            backend["summary"] or "-",
         )
         for backend in entries
     ]
-    columns = ("backend", "installed", "version", "collectives", "what it is")
+    columns = ("backend", "installed", "version", "collectives")
+    summaries = [(backend["name"], backend["summary"] or "-") for backend in entries]
     missing = [
         (backend["name"], f"{backend['reason']}; {backend['hint']}")
         for backend in entries
         if not backend["available"]
     ]
-    parts = [table(columns, rows)]
+    parts = [table(columns, rows), table(("backend", "what it is"), summaries)]
     if missing:
         parts.append(facts("not installed", missing))
     return "\n".join(parts)
@@ -386,7 +386,7 @@ def runs(entries: Sequence[Mapping[str, Any]]) -> str:
     rows = [_run_facts(run) for run in entries]
     same = {name: rows[0][name] for name in _SAME_FOR_ALL if len({row[name] for row in rows}) == 1}
     columns = [name for name in rows[0] if name not in same]
-    parts = [table(columns, [[row[name] for name in columns] for row in rows])]
+    parts = [table(columns, [[row[name] for name in columns] for row in rows], _run_in_two_lines)]
     if same:
         parts.append(facts("all of them", same.items()))
     why = [(row["run"], run["why"]) for row, run in zip(rows, entries, strict=True) if run["why"]]
@@ -404,16 +404,22 @@ def _run_facts(run: Mapping[str, Any]) -> dict[str, str]:
         "state": run["state"],
         "step": f"{run['step']}{total}",
         "last loss": "-" if run["loss"] is None else f"{run['loss']:.4g}",
-        "started": "-" if run["started"] is None else _ago(time.time() - run["started"]),
+        "age": "-" if run["started"] is None else _duration(time.time() - run["started"]),
         "on": "-" if run["backend"] is None else f"{run['backend']}@{run['replicas']}",
         "launcher": text_of(run["launcher"]),
         "folder": folder or ".",
     }
 
 
-def _ago(seconds: float) -> str:
-    """A time in the past, as text such as `5 min ago`."""
+def _run_in_two_lines(row: Sequence[str]) -> str:
+    """A run whose row does not fit: its name, and the other columns below it."""
+    run, state, step, loss, age, *others = row
+    return facts(run, [(state, ", ".join([f"step {step}", f"loss {loss}", age, *others]))])
+
+
+def _duration(seconds: float) -> str:
+    """A duration as short text, such as `5min`, without a place to fold it."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} s ago"
+            return f"{seconds / length:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
