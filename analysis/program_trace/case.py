@@ -106,12 +106,7 @@ class Case:
     @property
     def evaluated_rows(self) -> tuple[Counter[int], Counter[int]]:
         """The samples of evaluations, of the reference and of the run, as far as both have steps."""
-        is_whole = len(self.steps) == len(self.reference.steps) == len(self.run.steps)
-        of_reference, of_run = zip(*self.steps, strict=True)
-        return (
-            self.reference.evaluated_rows(of_reference, to_the_end=is_whole),
-            self.run.evaluated_rows(of_run, to_the_end=is_whole),
-        )
+        return evaluated_rows(self.reference, self.run, self.steps)
 
     @property
     def run_step(self) -> GlobalStep:
@@ -127,6 +122,18 @@ def common_steps(
     for step in run.steps:
         if (step.optimizer, step.index + offset) in of_reference:
             yield of_reference[step.optimizer, step.index + offset], step
+
+
+def evaluated_rows(
+    reference: ProgramTrace, run: ProgramTrace, steps: Sequence[tuple[GlobalStep, GlobalStep]]
+) -> tuple[Counter[int], Counter[int]]:
+    """Hashes of the samples of evaluations, of the reference and of the run, as far as both have steps."""
+    is_whole = len(steps) == len(reference.steps) == len(run.steps)
+    of_reference, of_run = zip(*steps, strict=True)
+    return (
+        reference.evaluated_rows(of_reference, to_the_end=is_whole),
+        run.evaluated_rows(of_run, to_the_end=is_whole),
+    )
 
 
 def offset_of(reference: ProgramTrace, run: ProgramTrace) -> int:

@@ -25,7 +25,11 @@ from isotrain.core.errors import IsotrainError, PlanError, first_of
 from isotrain.core.json_format import json_page
 from isotrain.core.launching.run_directory.run_directory import SPEC_FILE
 from isotrain.core.planning.backend_choice import resolve_backend
-from isotrain.core.planning.cluster_environment import require_single_process
+from isotrain.core.planning.cluster_environment import (
+    detect_cluster_info,
+    explain_rank,
+    require_single_process,
+)
 from isotrain.core.planning.launcher_support import require_startable
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
@@ -42,25 +46,38 @@ _END_SECONDS = 30.0
 def trace(options: argparse.Namespace) -> int:
     """Runs `isotrain trace`: a program whose steps are recorded; the exit code is the program's.
 
+    The program starts all processes of a training, as torchrun does. Or each rank calls this for its own
+    process, as under `srun` or with TF_CONFIG.
+
     Raises:
-        IsotrainError: The folder has a trace already, the program cannot be started, or it took no step.
-        UnsupportedError: A scheduler or launcher has started this process as one of several ranks.
+        IsotrainError: The folder has a trace already, several ranks were given none, the program cannot be
+            started, or it took no step.
     """
-    require_single_process("trace")
+    info = detect_cluster_info()
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise IsotrainError("trace: expected a program after --, as in: trace -- python train.py")
+    if info is not None and not options.output:
+        raise IsotrainError(
+            f"trace: expected --output FOLDER, as each of {counted(info.world_size, 'rank')} records its"
+            f" process, and all in one folder. {explain_rank(info)}"
+        )
     folder = Path(options.output or tempfile.mkdtemp(prefix="trace-", dir=".")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    if is_trace(folder):
+    recorded = "rank-*.jsonl" if info is None else f"rank-{info.rank}-*.jsonl"
+    if any(folder.glob(recorded)):
         raise IsotrainError(f"{folder}: there is a trace in it. Give another folder by --output.")
     told = {"folder": str(folder), "steps": options.steps, "hooks": program_hooks()}
     path = os.pathsep.join(filter(None, [str(_BOOTSTRAP), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, VARIABLE: json.dumps(told), "PYTHONPATH": path}
     try:
         status = _run(program, environment)
-        if status == 0:
+        if status == 0 and info is None:
             _tell(read_trace(folder), options)
+        elif status == 0 and info is not None and not any(folder.glob(recorded)):
+            raise IsotrainError(
+                f"trace: rank {info.rank} of {info.world_size} took no step of an optimizer."
+            )
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(_left_by_interrupt(folder, options.output))
         raise

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from isotrain.analysis.parity.records import Cause
-from isotrain.analysis.program_trace.case import Difference, common_steps, first_case, offset_of
+from isotrain.analysis.program_trace.case import (
+    Difference,
+    common_steps,
+    evaluated_rows,
+    first_case,
+    offset_of,
+)
 from isotrain.analysis.program_trace.causes import likely_causes
 from isotrain.analysis.program_trace.names import aligned
 from isotrain.analysis.program_trace.reading import GlobalStep, ProgramTrace
@@ -131,6 +137,10 @@ def _notes(
     for owner in traces:
         if owner not in recorded:
             yield f"samples of the {owner} are not recorded, and not compared"
+    evaluated = dict(zip(traces, evaluated_rows(reference, run, pairs), strict=True))
+    if any(evaluated.values()):
+        for owner in (owner for owner, rows in evaluated.items() if not rows):
+            yield f"evaluations are not compared: the {owner} has none in these steps"
     weights = {owner: _names(steps, "weight") for owner, steps in sides.items()}
     slots = [_names(steps, "optimizer_state") for steps in sides.values()]
     if all(slots) and not slots[0] & slots[1]:

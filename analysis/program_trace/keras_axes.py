@@ -14,12 +14,14 @@ _IMAGE_AXES = (4, 5)
 def kernel_axes(name: str, rank: int) -> str | None:
     """Orders of the axes of a kernel in Keras and in torch, such as `HWIO->OIHW`; None for other tensors.
 
+    A layer's path is before the kernel's name: a parameter of torch that is named `kernel` has other axes.
+
     Args:
-        name: Path of a weight of Keras, or of its optimizer state (`WEIGHT/SLOT`).
+        name: Path of a weight, or of its optimizer state (`WEIGHT/SLOT`).
         rank: Number of axes.
     """
-    words = [word.partition("#")[0] for word in name.split("/")[-2:]]
-    if not 2 <= rank <= 5 or not any(word in _KERNELS for word in words):
+    within_a_layer = [word.partition("#")[0] for word in name.split("/")[1:]]
+    if not 2 <= rank <= 5 or not any(word in _KERNELS for word in within_a_layer[-2:]):
         return None
     spatial = "DHW"[5 - rank :]
     return f"{spatial}IO->OI{spatial}"

@@ -214,6 +214,30 @@ def test_programs_are_traced_as_they_are(tmp_path: Path) -> None:
     assert (again.returncode, "there is a trace in it" in again.stderr) == (2, True)
 
 
+def test_each_rank_may_start_its_process_through_trace(tmp_path: Path) -> None:
+    """As under srun, or by TF_CONFIG; here torchrun starts `isotrain trace` once for each rank."""
+    (tmp_path / "train.py").write_text(TRAIN.replace("FACTOR", "1"))
+    program = ("--", sys.executable, "train.py")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    traced = [sys.executable, *torchrun, "-m", "isotrain", "trace"]
+    one = isotrain("trace", "--output", "one", *program, folder=tmp_path)
+    assert one.returncode == 0, one.stderr
+    for words, status, said in (
+        (["--output", "two"], 0, ""),
+        (["--output", "two"], 1, "two: there is a trace in it"),
+        ([], 1, "trace: expected --output FOLDER, as each of 2 ranks records its process"),
+    ):
+        made = subprocess.run(
+            [*traced, *words, *program], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert (made.returncode, said in made.stderr) == (status, True), made.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["one", "train.py", "two"]
+    two = read_trace(tmp_path / "two")
+    assert two.processes == 2
+    found = compare(read_trace(tmp_path / "one"), two)
+    assert (found.agree, found.steps) == (True, 4)
+
+
 def test_exchanges_in_16_bits_raise_no_alarm(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = TRAIN.replace("FACTOR", "1")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from isotrain.analysis.program_trace.comparison import compare
+from isotrain.analysis.program_trace.keras_axes import kernel_axes
 from isotrain.analysis.program_trace.names import counterparts
 from isotrain.analysis.program_trace.reading import ProgramTrace, read_trace
 from isotrain.analysis.program_trace.recorder import Recorder
@@ -171,6 +172,36 @@ def test_evaluations_are_compared_as_far_as_both_programs_go(tmp_path: Path) -> 
     twice = traced(tmp_path / "twice", TORCH, steps=4, evaluations=2)
     assert compare(long, twice).causes[0].code == "evaluation-repeats-samples"
     assert compare(long, twice, steps=1).agree, "no evaluation is before the first step"
+
+
+def test_evaluations_of_one_program_alone_are_told(tmp_path: Path) -> None:
+    with_them = traced(tmp_path / "with", TORCH, evaluations=1)
+    without = traced(tmp_path / "without", TORCH)
+    for reference, run, owner in ((without, with_them, "reference"), (with_them, without, "run")):
+        found = compare(reference, run)
+        assert found.agree
+        told = f"evaluations are not compared: the {owner} has none in these steps"
+        assert found.notes == [told]
+    assert not compare(with_them, with_them).notes
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axes"),
+    [
+        ("dense/kernel", (4, 8), "IO->OI"),
+        ("net/rnn/recurrent_kernel/momentum", (4, 8), "IO->OI"),
+        ("net/dense/kernel#2", (4, 8), "IO->OI"),
+        ("conv/kernel", (3, 3, 4, 8), "HWIO->OIHW"),
+        ("dense/bias", (8,), None),
+        ("kernel", (4, 8), None),
+        ("kernel/exp_avg", (4, 8), None),
+        ("conv.kernel", (4, 8), None),
+    ],
+)
+def test_kernels_within_layers_of_keras_have_other_axes(
+    name: str, shape: Sequence[int], axes: str | None
+) -> None:
+    assert kernel_axes(name, len(shape)) == axes
 
 
 @pytest.mark.parametrize("options", [({}, RATE), (RATE, {}), ({}, {})])
