@@ -6,6 +6,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 from isotrain.plugin import IsotrainError
@@ -60,8 +61,8 @@ def is_user_object(value: Any) -> bool:
     return is_object and is_user_class(type(value))
 
 
-def is_user_class(kind: type) -> bool:
-    """Whether a class belongs to no library."""
+def is_user_class(kind: type | FunctionType) -> bool:
+    """Whether a class, or a function, belongs to no library."""
     return kind.__module__.partition(".")[0] not in _LIBRARIES
 
 

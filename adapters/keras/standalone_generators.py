@@ -34,7 +34,7 @@ def standalone_generators(
     """
     generators = {UNSEEDED: keras.random.SeedGenerator(spec.seed & 0x7FFFFFFF)}
     keras_private.set_default_generator(generators[UNSEEDED])
-    for function in _functions(spec, framework):
+    for function in user_functions(spec, framework):
         for name, value in _referred_to(function).items():
             if isinstance(value, keras.random.SeedGenerator):
                 generators.setdefault(f"keras-{name}", value)
@@ -42,8 +42,8 @@ def standalone_generators(
     return {name: each for name, each in generators.items() if id(each.state) not in model_states}
 
 
-def _functions(spec: TrainingSpec, framework: str) -> Iterator[Any]:
-    """The user's own objective, losses and metrics."""
+def user_functions(spec: TrainingSpec, framework: str) -> Iterator[Any]:
+    """The user's own objective, losses and metrics, of those that refer to functions."""
     if spec.objective is not None:
         yield choices.resolve_for_framework(spec.objective, framework, "objective")
     for component in (*spec.losses(framework).values(), *spec.metrics):

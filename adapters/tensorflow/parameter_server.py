@@ -172,7 +172,8 @@ class _ClosurePool(WorkerPool):
     def _trace(self, micro_batches: list[MicroBatch], weights: tf.Tensor, shift: tf.Tensor) -> Any:
         """Traces a worker's closure: scalar version and loss, weighted gradients, metrics' sums."""
         version = self._version.read_value()
-        with tf.control_dependencies([version]), local_mean_losses():
+        frozen = self._trainer.frozen_state.watched()
+        with tf.control_dependencies([version]), local_mean_losses(), frozen:
             return version, *self._trainer.stateless_contribution(micro_batches, weights, shift)
 
     def free(self) -> Collection[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any
 
 import numpy as np
@@ -140,8 +142,8 @@ def pair() -> Any:
     return Model({"left": left, "right": right}, layers.Dense(4)(both))
 
 
-def called(call: Any) -> Any:
-    """A network with a layer of one's own that computes `call(layer, inputs)`."""
+def called(call: Any, **attributes: Any) -> Any:
+    """A network with a layer of one's own, with such attributes, that computes `call(layer, inputs)`."""
     import keras
     import torch
 
@@ -151,6 +153,8 @@ def called(call: Any) -> Any:
             self.calls, self.scale = 0, 1.0
             self.options: dict[str, Any] = {"scale": 1.0, "more": [1.0]}
             self.held, self.array = torch.ones(()), np.ones((), "float32")
+            for name, value in attributes.items():
+                setattr(self, name, value)
 
         def call(self, inputs: Any) -> Any:
             return call(self, inputs)
@@ -229,6 +233,46 @@ def by_count() -> Any:
         return inputs * (1 + layer.calls % 2)
 
     return called(call)
+
+
+TOTALS = {"calls": 0}
+"""Counted by a layer, as people count in a global."""
+
+
+def by_variable(kind: str) -> Any:
+    """What a call does depends on the calls before it, by something that is no attribute of a layer."""
+    calls = 0
+    TOTALS["calls"] = 0
+
+    class Counted:
+        total = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    def call(layer: Any, inputs: Any) -> Any:
+        if kind == "global":
+            TOTALS["calls"] += 1
+        elif kind == "class":
+            Counted.total += 1
+        elif kind == "generator":
+            return inputs * (1 + layer.draws.random())
+        elif kind == "iterator":
+            return inputs * next(layer.turns)
+        number = count() if kind == "closure" else TOTALS["calls"] + Counted.total
+        return inputs * (1.0 if number < 4 else 1.0 + number % 3)  # as ever, at first
+
+    held = {
+        "iterator": {"turns": itertools.cycle([1.0, 2.0])},
+        "generator": {"draws": random.Random(3)},
+    }
+    return called(call, **held.get(kind, {}))
+
+
+def by_random() -> Any:
+    return called(lambda layer, inputs: inputs * random.random())
 
 
 def by_numpy() -> Any:

@@ -96,6 +96,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "hooked": (models.hooked, "a hook is registered"),
 }
 
+BY_VARIABLE = {
+    "global": "a call changes a variable: by_variable.<locals>.call: TOTALS{calls}",
+    "class": "a call changes a variable: Counted: total",
+    "closure": "a call changes a variable: by_variable.<locals>.count: calls",
+    "generator": "a call changes a variable: own (Own): draws",
+    "iterator": "a call may advance an iterator: own (Own): turns",
+}
+"""State that is in no attribute, or in none that can be compared; and why steps are not replayed."""
+
 
 def nothing(session: isotrain.Session) -> None:
     """What most do between steps."""
@@ -239,6 +248,11 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
         name: [train({**changes, "capture": record}) for record in (True, False)]
         for name, changes in cases.items()
     }
+    for kind in BY_VARIABLE:
+        found[f"by {kind}"] = [
+            train({"model": models.by_variable, "model_args": {"kind": kind}, "capture": record})
+            for record in (True, False)
+        ]
     left = [metric for metric, _ in LEFT.values()]
     metrics = {"metrics": ["accuracy", *left, "sparse_categorical_crossentropy"]}
     ways = ({**metrics, "capture": record} for record in (True, False))
@@ -406,6 +420,16 @@ def test_untraceable_models_are_computed_by_keras(found: dict[str, Any], name: s
     assert all(REFUSED[name][1] in text for text in replayed["warned"]), replayed["warned"]
     if name != "by NumPy":  # whose numbers differ from run to run
         assert_near(replayed, eager, NEAR["float32"])
+
+
+@pytest.mark.parametrize("kind", BY_VARIABLE)
+def test_state_in_variables_is_left_to_keras(found: dict[str, Any], kind: str) -> None:
+    """The trial of a capture changes nothing: the numbers are those without it, to the bit."""
+    replayed, eager = found[f"by {kind}"]
+    assert all(BY_VARIABLE[kind] in text for text in replayed["warned"]), replayed["warned"]
+    assert {text.partition(" ")[0] for text in replayed["warned"]} == {"training", "evaluation"}
+    assert replayed["losses"] == eager["losses"]
+    assert replayed["evaluated"] == eager["evaluated"]
 
 
 @pytest.mark.parametrize("way", models.LEAVES)

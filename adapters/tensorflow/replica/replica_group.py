@@ -127,8 +127,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._traced = TracedFunctions(
             self.strategy,
             self._communicator,
-            trainer.use_default_generator,
-            trainer.step,
+            trainer,
             self._may_relax_shapes,
         )
         self._metrics = TracedMetrics(trainer, self._traced, self._totals)
@@ -346,7 +345,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         slices = max(map(len, batch.slices))
         batch = padded(batch, -(-(self._spec.parts or 1) // self.replicas))
         if self._has_denominators is None:
-            self._has_denominators = bool(self.step_notes(batch))
+            self._has_denominators = OWN_DENOMINATOR in self.step_notes(batch)
         totals = tf.ones(1, tf.float64)
         if self._has_denominators:
             totals = self._on_batch("denominators", self._trace_denominators, batch)[0]
@@ -599,7 +598,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             )
 
         self._traced.only_trace(trace, batch)
-        return [OWN_DENOMINATOR] if any(has_denominators) else []
+        return [
+            *([OWN_DENOMINATOR] if any(has_denominators) else []),
+            *self._trainer.frozen_state.notes,
+        ]
 
     def objective_communicates(self) -> bool:
         return self._trainer.step.communicates

@@ -20,7 +20,6 @@ from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
 )
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
-from isotrain.adapters.tensorflow.trainer.step_context import TensorFlowStepContext
 from isotrain.plugin import Batch, Phase, SpecError
 
 MicroBatches = tuple[tuple[MicroBatch, ...], ...]
@@ -60,8 +59,7 @@ class TracedFunctions:
         self,
         strategy: tf.distribute.Strategy,
         communicator: Communicator,
-        use_default_generator: Callable[[], None],
-        step: TensorFlowStepContext,
+        trainer: ReplicaTrainer,
         may_relax_shapes: bool = True,
     ) -> None:
         """Traces nothing yet.
@@ -69,15 +67,14 @@ class TracedFunctions:
         Args:
             strategy: Strategy of the local replicas.
             communicator: Communicator with all other replicas.
-            use_default_generator: Called in each thread where a replica is traced; see `ReplicaTrainer`.
-            step: Step context that gets the values of batches.
+            trainer: Trainer of the local replicas.
             may_relax_shapes: Whether functions may be traced for axes of any length.
         """
         self._may_relax = may_relax_shapes
-        self._step = step
+        self._trainer = trainer
+        self._step = trainer.step
         self._strategy = strategy
         self._communicator = communicator
-        self._use_default_generator = use_default_generator
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._predicts_any_shape = False
         self._tensors: dict[tuple[Any, ...], tf.Tensor] = {}
@@ -213,10 +210,11 @@ class TracedFunctions:
         communicator, strategy = self._communicator, self._strategy
 
         def traced() -> Any:
-            self._use_default_generator()
+            self._trainer.use_default_generator()
             return replica(communicator.local_index())
 
         with contextlib.ExitStack() as contexts:
+            contexts.enter_context(self._trainer.frozen_state.watched())
             contexts.enter_context(local_mean_losses())
             if trains:
                 contexts.enter_context(random_streams(communicator.replica_index))

@@ -23,13 +23,18 @@ from isotrain.adapters.keras import weights as keras_weights
 from isotrain.adapters.keras.batch_norm import normalize_ghost_batches, normalize_globally
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.random_layers import draw_by_sample
-from isotrain.adapters.keras.standalone_generators import UNSEEDED, standalone_generators
+from isotrain.adapters.keras.standalone_generators import (
+    UNSEEDED,
+    standalone_generators,
+    user_functions,
+)
 from isotrain.adapters.tensorflow.base import private_api
 from isotrain.adapters.tensorflow.base.keras_trace_overrides import shifted_seeds
 from isotrain.adapters.tensorflow.base.private_api import copies
 from isotrain.adapters.tensorflow.base.recompute import recompute, recomputed
 from isotrain.adapters.tensorflow.base.variables import assign_all, flatten, undo_where, value_of
 from isotrain.adapters.tensorflow.base.xla import Compute, compiled
+from isotrain.adapters.tensorflow.trainer.frozen_state import FrozenState
 from isotrain.adapters.tensorflow.trainer.loss import forward, loss_computer
 from isotrain.adapters.tensorflow.trainer.loss_weighting import SliceWeights, Total
 from isotrain.adapters.tensorflow.trainer.metrics import MetricCollection
@@ -39,6 +44,7 @@ from isotrain.adapters.tensorflow.trainer.step_clock import StepClock
 from isotrain.adapters.tensorflow.trainer.step_context import TensorFlowStepContext
 from isotrain.adapters.tensorflow.trainer.weights import (
     carried_variables,
+    layers_of,
     moving_statistics,
     per_replica_weights,
     require_precision,
@@ -64,6 +70,7 @@ class ReplicaTrainer:
         update: Optimizer and its state.
         step: Step context that objectives get.
         objective: The spec's objective; None where it has a loss.
+        frozen_state: Watches what traces read and change of Python's state.
     """
 
     _watched: Sequence[tf.Variable] | None = None
@@ -193,6 +200,9 @@ class ReplicaTrainer:
             "evaluation": evaluation.losses,
         }
         self.metrics = MetricCollection(spec, self.model, self.losses, scope, self.objective)
+        self.frozen_state = FrozenState(
+            layers_of(self.model), [*user_functions(spec, "tensorflow")]
+        )
 
     def _state_kinds(self) -> dict[StateKind, Callable[[], Mapping[str, Any]]]:
         """Variables by name of each kind of state besides weights."""

@@ -79,6 +79,13 @@ def carried_variables(model: Any) -> dict[str, tf.Variable]:
     return carried | {name: each for name, each in tf_variables if id(each) not in known_ids}
 
 
+def layers_of(model: Any) -> list[Any]:
+    """A model and its layers, or the modules in a tf.Module, at any depth."""
+    if isinstance(model, keras.Layer):
+        return list(keras_private.layers_of(model))
+    return [model, *model.submodules]
+
+
 def weights_of(model: Any, spec: TrainingSpec) -> tuple[list[Any], list[Any]]:
     """A model's trainable weights, and its others, among them those that the spec freezes.
 

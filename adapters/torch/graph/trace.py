@@ -245,11 +245,14 @@ def _unchanged_python_state(state: PythonState) -> Iterator[None]:
         state: Python state before the computation.
 
     Raises:
-        UncapturableError: A call changes an attribute, random numbers are drawn from Python
-            or NumPy, or a torch hook is registered on a layer.
+        UncapturableError: A call changes an attribute, a class attribute, a global or a variable of a
+            closure, or may advance an iterator; random numbers are drawn from Python or NumPy; or a
+            torch hook is registered on a layer.
     """
     if state.is_hooked:
         raise UncapturableError("a hook is registered on a layer")
+    if state.iterators:
+        raise UncapturableError(f"a call may advance an iterator: {state.iterators[0]}")
     snapshot = Snapshot(state.tensors)
     python_state, numpy_state = python_random.getstate(), np.random.get_state()
     comparable_state = _comparable(numpy_state)
@@ -262,14 +265,14 @@ def _unchanged_python_state(state: PythonState) -> Iterator[None]:
         )
         python_random.setstate(python_state)
         np.random.set_state(numpy_state)
-        change = None if state.is_unchanged else state.describe_change()
+        change = state.changes_in_call()
         state.restore()
         if change is not None:
             snapshot.restore()
     if has_drawn:
         raise UncapturableError("it draws random numbers from Python's or NumPy's global generator")
     if change is not None:
-        raise UncapturableError(f"a call changes an attribute: {change}")
+        raise UncapturableError(f"a call changes {change}")
 
 
 def _comparable(state: Any) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ import keras
 import torch
 
 from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.keras.call_state import CallState
 from isotrain.adapters.keras.carried_state import base_layer_attributes
 from isotrain.adapters.torch.graph.guards.containers import (
     MutableContainer,
@@ -26,6 +27,7 @@ class PythonState:
 
     Attributes:
         tensors: Tensors in attributes that are not weights, any shape.
+        iterators: Iterators of Python that a call may advance, for messages.
     """
 
     def __init__(self, model: keras.Layer | None, callables: Sequence[Any] = ()) -> None:
@@ -37,6 +39,8 @@ class PythonState:
         """
         layers = [] if model is None else keras_private.layers_of(model)
         self._hooks = keras_private.hooks_of(layers)
+        self._referred = CallState(layers, callables)
+        self.iterators = self._referred.iterators()
         others = [owner for each in callables if (owner := _attribute_owner(each)) is not None]
         owners = [*layers, *others]
         self._attributes = [(_name(owner), vars(owner)) for owner in owners]
@@ -72,6 +76,13 @@ class PythonState:
         except (TypeError, ValueError, RuntimeError):  # == of arrays is an array, not a bool
             return False
 
+    def changes_in_call(self) -> str | None:
+        """The attribute or variable that a call has changed, the latter of a class, module or function."""
+        if not self.is_unchanged:
+            return f"an attribute: {self.describe_change()}"
+        variables = self._referred.changes()
+        return f"a variable: {variables[0]}" if variables else None
+
     def describe_change(self) -> str:
         """Layer and name of the first attribute that differs from the snapshot."""
         for container, keys, saved in zip(self._containers, self._keys, self._saved, strict=True):
@@ -80,7 +91,8 @@ class PythonState:
         return "a hook was added"
 
     def restore(self) -> None:
-        """Restores attributes and containers; tensors keep their values."""
+        """Restores attributes, containers and what `changes_in_call` compares; tensors keep their values."""
+        self._referred.restore()
         for container, keys, saved in zip(self._containers, self._keys, self._saved, strict=True):
             if not _equal(container.read(), saved):
                 refill(container.value, keys, saved)
