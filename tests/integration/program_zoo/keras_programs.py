@@ -167,7 +167,12 @@ def schedule_per_process(rank: int, world: int, wrong: bool) -> None:
     train(network(), batches, lambda grads: exchanged(grads, world), sgd(rate))
 
 
-@program("clipping-before-reduction", "each process clips, and then Horovod averages", 2, 2)
+@program(
+    "clipping-before-reduction",
+    "horovod/horovod#1346: each process clips, and then Horovod averages",
+    2,
+    2,
+)
 def clipped_first(rank: int, world: int, wrong: bool) -> None:
     import tensorflow as tf
 
@@ -179,7 +184,9 @@ def clipped_first(rank: int, world: int, wrong: bool) -> None:
     train(network(), part_batches(rank, world), exchange)
 
 
-@program("weights-not-broadcast", "Keras' initial weights are not broadcast", 2, 2)
+@program(
+    "weights-not-broadcast", "horovod/horovod#672: Keras' initial weights are not broadcast", 2, 2
+)
 def not_broadcast(rank: int, world: int, wrong: bool) -> None:
     model = network(seed=1 + rank * wrong)
     train(model, part_batches(rank, world), lambda grads: exchanged(grads, world))
@@ -190,7 +197,10 @@ def other_rate(rank: int, world: int, wrong: bool) -> None:
     fit(0.2 if wrong else 0.1)
 
 
-@program("clipping-differs", "`clipnorm` in place of `global_clipnorm` of Keras")
+@program(
+    "clipping-differs",
+    "tensorflow/tensorflow#36001: `clipnorm` in place of `global_clipnorm` of Keras",
+)
 def other_clipping(rank: int, world: int, wrong: bool) -> None:
     fit(0.1, **({"clipnorm": 0.2} if wrong else {"global_clipnorm": 0.1}))
 

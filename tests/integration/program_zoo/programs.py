@@ -143,7 +143,12 @@ def summed(rank: int, world: int, wrong: bool) -> None:
         optimizer.step()
 
 
-@program("clipping-before-reduction", "each process clips, and then gradients are averaged", 2, 2)
+@program(
+    "clipping-before-reduction",
+    "tensorflow/tensorflow#25806: each process clips, and then gradients are averaged",
+    2,
+    2,
+)
 def clipped_first(rank: int, world: int, wrong: bool) -> None:
     model = network()
     optimizer = sgd(model)
@@ -197,7 +202,12 @@ def other_rate(rank: int, world: int, wrong: bool) -> None:
     train_by(lambda model: sgd(model, lr=0.2 if wrong else 0.1))
 
 
-@program("same-samples-on-every-rank", "a `DataLoader` without `DistributedSampler`", 2, 2)
+@program(
+    "same-samples-on-every-rank",
+    "Shark-NLP/DiffuSeq#37: a `DataLoader` without `DistributedSampler`",
+    2,
+    2,
+)
 def no_distributed_sampler(rank: int, world: int, wrong: bool) -> None:
     data = TensorDataset(*samples())
     sampler = None if wrong else DistributedSampler(data, shuffle=False)
@@ -293,7 +303,12 @@ def local_batch_norm(rank: int, world: int, wrong: bool) -> None:
     train_on(part_batches(rank, world), wrapped(network(norm=True), world))
 
 
-@program("statistics-not-synced", "moving statistics that processes keep for themselves", 2, 2)
+@program(
+    "statistics-not-synced",
+    "pytorch/pytorch#13711: moving statistics that processes keep for themselves",
+    2,
+    2,
+)
 def own_statistics(rank: int, world: int, wrong: bool) -> None:
     model = network(norm=True)
     for layer in model:
@@ -330,7 +345,12 @@ def own_average(rank: int, world: int, wrong: bool) -> None:
             average.update_parameters(model)
 
 
-@program("not-exchanged", "a layer outside of the `DistributedDataParallel` module", 2, 2)
+@program(
+    "not-exchanged",
+    "intel/e2eAIOK#198: a layer outside of the `DistributedDataParallel` module",
+    2,
+    2,
+)
 def late_layer(rank: int, world: int, wrong: bool) -> None:
     layers = list(network())
     body, head = nn.Sequential(*layers[:-1]), layers[-1]
@@ -474,7 +494,7 @@ def not_unscaled(rank: int, world: int, wrong: bool) -> None:
             scaler.update()
 
 
-@program("optimizer-options", "weight decay on biases")
+@program("optimizer-options", "ServiceNow/Fast-LLM#542: weight decay on biases")
 def decayed_biases(rank: int, world: int, wrong: bool) -> None:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         named = list(model.named_parameters())
@@ -492,7 +512,10 @@ def other_epsilon(rank: int, world: int, wrong: bool) -> None:
     train_by(lambda model: torch.optim.Adam(model.parameters(), eps=1e-7 if wrong else 1e-8))
 
 
-@program("ignored-targets-counted", "padding that counts, where `ignore_index` is lost")
+@program(
+    "ignored-targets-counted",
+    "EleutherAI/gpt-neo#45: padding that counts, where `ignore_index` is lost",
+)
 def padding_counted(rank: int, world: int, wrong: bool) -> None:
     model = network()
     optimizer = sgd(model)
@@ -504,7 +527,10 @@ def padding_counted(rank: int, world: int, wrong: bool) -> None:
         optimizer.step()
 
 
-@program("accumulation-not-divided", "micro-batches whose losses are not divided by their number")
+@program(
+    "accumulation-not-divided",
+    "agokrani/distillKitPlus#5: micro-batches whose losses are not divided by their number",
+)
 def not_divided(rank: int, world: int, wrong: bool) -> None:
     model = network()
     optimizer = sgd(model)
@@ -526,7 +552,9 @@ def not_zeroed(rank: int, world: int, wrong: bool) -> None:
         optimizer.step()
 
 
-@program("evaluation-mode", "`model.train()` is not called after an evaluation")
+@program(
+    "evaluation-mode", "wkentaro/pytorch-fcn#56: `model.train()` is not called after an evaluation"
+)
 def left_in_evaluation(rank: int, world: int, wrong: bool) -> None:
     model = network(norm=True)
     optimizer = sgd(model)
@@ -542,7 +570,10 @@ def left_in_evaluation(rank: int, world: int, wrong: bool) -> None:
                 model.train()
 
 
-@program("not-in-optimizer", "an optimizer that is made before the model is complete")
+@program(
+    "not-in-optimizer",
+    "huggingface/transformers#3532: an optimizer that is made before the model is complete",
+)
 def forgotten_layer(rank: int, world: int, wrong: bool) -> None:
     model = network()
     named = dict(model.named_parameters())
