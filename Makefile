@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick test-features test-failures test-examples test-kernels test-launchers test-nccl lint format docs benchmark dist release clean
+.PHONY: help environment demo test test-quick test-features test-failures test-examples test-kernels test-launchers test-nccl test-oldest lint format docs benchmark dist release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 24
@@ -82,6 +82,14 @@ test-nccl: .venv-nccl/complete ## Horovod with NCCL for TensorFlow, as far as it
 	HOROVOD_GPU_OPERATIONS=NCCL .venv-nccl/bin/python -m isotrain.build_horovod
 	touch $@
 
+test-oldest: .venv-oldest/complete ## the conformance kit with the oldest TensorFlow and Keras that may be installed
+	for backend in torch-ddp tf-mirrored tf-multiworker; do .venv-oldest/bin/isotrain conformance $$backend || exit; done
+
+.venv-oldest/complete: pyproject.toml
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet 'tensorflow-cpu==2.18.0' 'keras==3.10.0' 'torch==2.13.0' --editable '.[testing]'
+	touch $@
+
 lint: environment ## style, types, and who imports whom
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
@@ -120,5 +128,5 @@ release: ## everything that continuous integration runs, then dist/ and a tag of
 	git tag 'v$(VERSION)'
 
 clean: ## remove the environment and every generated file; the cached Horovod wheel stays
-	rm -rf .venv .venv-docs .venv-launchers .venv-nccl .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site isotrain.egg-info
+	rm -rf .venv .venv-docs .venv-launchers .venv-nccl .venv-oldest .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site isotrain.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -366,34 +366,60 @@ def test_cifar_trains_alike_under_two_frameworks(tmp_path: Path) -> None:
 
 @pytest.mark.examples
 @pytest.mark.usefixtures("few_digits")
-def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
+def test_the_demo_compares_its_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, examples: Importer
+) -> None:
     """It compares backends of one framework; the digits run under all backends in another test."""
+    monkeypatch.setattr(isotrain, "compare", functools.partial(isotrain.compare, run_limit=0.1))
     backends = ("torch-ddp", "horovod-torch")
     asked = ("--json", "--epochs", "2", "--replicas", "2", "--backends", *backends)
     found = json.loads(example(tmp_path / "run", "demo.py", *asked))
     cells = found["cells"]
-    assert [(cell["backend"], cell["replicas"]) for cell in cells] == [(b, 2) for b in backends]
-    assert cells[0]["apart"] == 0
-    assert all(cell["apart"] < 1e-4 for cell in cells)
+    assert [cell["name"] for cell in cells] == [f"{backend}@2" for backend in backends]
+    assert cells[0]["loss_difference"] == 0
+    assert all(cell["loss_difference"] < 1e-4 for cell in cells)
+    assert all(0 < cell["metrics"]["validation_accuracy"] < 1 for cell in cells)
     assert found["agree"]
+    read = json.loads(Path(found["folder"], "comparison.json").read_text())
+    few_steps = 2 * 2
+    assert [len(cell["losses"]) for cell in read["cells"]] == [few_steps] * 2, "those of all steps"
 
 
-@pytest.mark.examples
-@pytest.mark.usefixtures("without_plots")
-def test_a_missing_backend_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_of_the_demo_is_one_of_the_digits(examples: Importer) -> None:
+    images = len(examples("digits").data().train[0])
+    steps = -(-images // examples("digits").spec.global_batch_size)
+    assert steps == examples("demo").STEPS_PER_EPOCH
+
+
+@pytest.fixture
+def brief_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network is in NumPy, whose processes start fast, and its speed is measured briefly."""
     fields = digits.spec(adapter=Reference(), plugins=["isotrain.testing.reference"])
     monkeypatch.setitem(sys.modules, "digits", SimpleNamespace(spec=load_spec(fields)))
-    compare = functools.partial(isotrain.compare, run_limit=0.1)
-    monkeypatch.setattr(isotrain, "compare", compare)
-    asked = ("--epochs", "1", "--replicas", "1", "--backends", "torch-ddpp", "reference")
+    monkeypatch.setattr(isotrain, "compare", functools.partial(isotrain.compare, run_limit=0.1))
+
+
+@pytest.mark.examples
+@pytest.mark.usefixtures("without_plots", "brief_demo")
+def test_a_failed_cell_fails_the_demo(tmp_path: Path) -> None:
+    """There are fewer samples in a batch than replicas."""
+    asked = ("--epochs", "1", "--replicas", "1", "1000", "--backends", "reference")
     done = script(EXAMPLES / "demo.py", *asked, folder=tmp_path)
     printed = done.stdout + done.stderr
     assert done.returncode == 1, printed
-    assert "unknown backend 'torch-ddpp'" in printed
+    assert "reference@1000: " in printed
     assert "1 of 2 cells failed" in " ".join(printed.split())
     (page,) = tmp_path.glob("comparisons/*/report.html")
     assert str(page.resolve()) in printed
+
+
+@pytest.mark.usefixtures("brief_demo")
+def test_an_unknown_backend_is_told_before_the_demo_begins(tmp_path: Path) -> None:
+    asked = ("--backends", "torch-ddpp", "reference")
+    done = script(EXAMPLES / "demo.py", *asked, folder=tmp_path)
+    assert done.returncode == 1
+    assert "unknown backend 'torch-ddpp'" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_that_the_demo_suggests_is_valid(examples: Importer) -> None:
@@ -409,14 +435,17 @@ def test_the_command_that_the_demo_suggests_is_valid(examples: Importer) -> None
 
 def test_the_demo_detects_different_curves(examples: Importer) -> None:
     demo = examples("demo")
-    assert demo.largest_difference([1.0, 2.0, 3.3], [1.0, 2.0, 3.0]) == pytest.approx(0.1)
-    cells = [demo.Cell("a", 1, apart=0.0), demo.Cell("b", 2, apart=0.01)]
+
+    def cell(name: str, apart: float | None, status: str = "finished") -> SimpleNamespace:
+        return SimpleNamespace(name=name, loss_difference=apart, status=status)
+
+    cells = [cell("a@1", 0.0), cell("b@2", 0.01)]
     agree, text = demo.conclusion(cells)
     assert not agree
-    assert "do NOT agree: they are at most 1.0e-02 apart (b x 2)" in text
-    agree, text = demo.conclusion([*cells[:1], demo.Cell("c", 1, apart=2e-6)])
+    assert "do NOT agree: they are at most 1.0e-02 apart (b@2)" in text
+    agree, text = demo.conclusion([*cells[:1], cell("c@1", 2e-6)])
     assert agree
-    assert "at most 2.0e-06 apart (c x 1)" in text
-    agree, text = demo.conclusion([*cells[:1], demo.Cell("c", 1, reason="gone")])
+    assert "at most 2.0e-06 apart (c@1)" in text
+    agree, text = demo.conclusion([*cells[:1], cell("c@1", None, "failed")])
     assert not agree
     assert "1 of 2 cells failed" in text

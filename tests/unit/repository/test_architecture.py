@@ -354,6 +354,23 @@ def test_contributing_lists_every_package_in_order() -> None:
     assert [set(re.split(", ", re.split(r"\s{2,}", line)[0])) for line in drawn] == core_packages()
 
 
+def test_the_bounds_of_frameworks_are_the_tested_versions() -> None:
+    """The newest are those of constraints.txt, and the oldest those of `make test-oldest`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    pinned = dict(re.findall(r"(?m)^([a-z]+)==(\d+\.\d+)", (ROOT / "constraints.txt").read_text()))
+    makefile = (ROOT / "Makefile").read_text()
+    oldest = dict(re.findall(r"'(tensorflow|keras)(?:-cpu)?==(\d+\.\d+)\.0'", makefile))
+    page = (ROOT / "docs" / "install.md").read_text()
+    bounds = re.findall(r"(torch|tensorflow|keras)>=([\d.]+),<(\d+)\.(\d+)", str(extras))
+    assert {name for name, *_ in bounds} == {"torch", "tensorflow", "keras"}
+    for name, lower, major, minor in bounds:
+        newest = f"{major}.{int(minor) - 1}"
+        assert newest == pinned[name]
+        assert lower == oldest.get(name, lower)
+        assert f"| {name} | {lower} to {newest} |" in page.lower()
+
+
 def test_every_package_is_in_the_wheel() -> None:
     listed = set(
         tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
