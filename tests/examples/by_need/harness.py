@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +45,7 @@ class Plain:
 
 
 Twin = Callable[[Plain], None]
+_TRAINED_TWINS: dict[tuple[Any, ...], dict[str, np.ndarray]] = {}
 
 
 def load(name: str) -> ModuleType:
@@ -85,8 +86,21 @@ def check(
         twin_backend: Backend whose process the twin runs in: it decides Keras' framework.
         changes: Fields of the spec to change; float64 by default.
     """
-    expected = _twin_weights(name, twin, twin_backend, tuple(sorted(changes.items())))
     weights = _launched(_train, name, backend, replicas, folder / "run", changes)
+    check_weights(weights, name, twin, tolerance=tolerance, twin_backend=twin_backend, **changes)
+
+
+def check_weights(
+    weights: Mapping[str, np.ndarray],
+    name: str,
+    twin: Twin,
+    *,
+    tolerance: float = 1e-12,
+    twin_backend: str = "torch-ddp",
+    **changes: Any,
+) -> None:
+    """Asserts that final weights of an example, by name, are those of its twin; arguments as of `check`."""
+    expected = _twin_weights(name, twin, twin_backend, changes)
     assert weights.keys() == expected.keys()
     for weight, array in expected.items():
         np.testing.assert_allclose(
@@ -94,15 +108,17 @@ def check(
         )
 
 
-@functools.cache
 def _twin_weights(
-    name: str, twin: Twin, backend: str, changes: tuple[tuple[str, Any], ...]
+    name: str, twin: Twin, backend: str, changes: dict[str, Any]
 ) -> dict[str, np.ndarray]:
     """Final weights of a twin, which gets whole batches and model; trained once in a test process."""
-    work = functools.partial(_train_twin, twin=twin)
-    whole = {**dict(changes), "gradient_accumulation_steps": 1, "strategy": "data-parallel"}
-    with tempfile.TemporaryDirectory() as folder:
-        return _launched(work, name, backend, 1, Path(folder) / "twin", whole)
+    key = name, twin, backend, repr(sorted(changes.items()))
+    if key not in _TRAINED_TWINS:
+        work = functools.partial(_train_twin, twin=twin)
+        whole = {**changes, "gradient_accumulation_steps": 1, "strategy": "data-parallel"}
+        with tempfile.TemporaryDirectory() as folder:
+            _TRAINED_TWINS[key] = _launched(work, name, backend, 1, Path(folder) / "twin", whole)
+    return _TRAINED_TWINS[key]
 
 
 def _launched(

@@ -10,14 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from examples.by_need.harness import BACKENDS, load
+from examples.by_need.harness import cells, load
 
 import isotrain
 from isotrain.core.results.result import RunResult, read_history
-
-CELLS = pytest.mark.parametrize(
-    ("backend", "replicas"), [(each, count) for each in BACKENDS for count in (1, 2)]
-)
 
 
 def spec_of(name: str) -> isotrain.TrainingSpec:
@@ -95,7 +91,7 @@ def halve_every_third(loss: float, model: Any, optimizer: Any) -> float:
 
 
 @pytest.mark.examples
-@CELLS
+@cells("callbacks")
 def test_callbacks(backend: str, replicas: int, tmp_path: Path) -> None:
     weights, rates = plain("callbacks", halve_every_third)
     result = run("callbacks", backend, replicas, tmp_path)
@@ -108,7 +104,7 @@ def own_loss(loss: float, model: Any, optimizer: Any) -> float:
 
 
 @pytest.mark.examples
-@CELLS
+@cells("own_scalars")
 def test_own_scalars(backend: str, replicas: int, tmp_path: Path) -> None:
     weights, losses = plain("own_scalars", own_loss)
     averages = [0.0]
@@ -127,7 +123,7 @@ def test_own_scalars(backend: str, replicas: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.examples
-@CELLS
+@cells("log_media")
 def test_log_media(backend: str, replicas: int, tmp_path: Path) -> None:
     weights, _ = plain("log_media", own_loss)
 
@@ -147,7 +143,7 @@ def total_norms(loss: float, model: Any, optimizer: Any) -> list[float]:
 
 
 @pytest.mark.examples
-@CELLS
+@cells("gradient_norm")
 def test_gradient_norm(backend: str, replicas: int, tmp_path: Path) -> None:
     weights, norms = plain("gradient_norm", total_norms)
     result = run("gradient_norm", backend, replicas, tmp_path)
@@ -165,7 +161,7 @@ def norms_of_weights(loss: float, model: Any, optimizer: Any) -> dict[str, float
 
 
 @pytest.mark.examples
-@CELLS
+@cells("gradient_norm_by_layer")
 def test_gradient_norm_by_layer(backend: str, replicas: int, tmp_path: Path) -> None:
     weights, norms = plain("gradient_norm_by_layer", norms_of_weights)
 
@@ -194,7 +190,7 @@ def noisy_loss(loss: float, model: Any, optimizer: Any) -> list[Any]:
 
 
 @pytest.mark.examples
-@CELLS
+@cells("validation_sets")
 def test_validation_sets(backend: str, replicas: int, tmp_path: Path) -> None:
     _, observed = plain("validation_sets", noisy_loss)
     losses = {step: each[0] for step, each in enumerate(observed, 1)}
@@ -209,7 +205,7 @@ def test_validation_sets(backend: str, replicas: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.examples
-@CELLS
+@cells("evaluate_only")
 def test_evaluate_only(backend: str, replicas: int, tmp_path: Path) -> None:
     example = load("evaluate_only")
     result = run("evaluate_only", backend, replicas, tmp_path)
@@ -234,7 +230,7 @@ def test_evaluate_only(backend: str, replicas: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.examples
-@CELLS
+@cells("k_fold")
 def test_k_fold(backend: str, replicas: int, tmp_path: Path) -> None:
     """The first fold equals the plain program; each fold is validated on other samples."""
     weights, _ = plain("k_fold", own_loss)
@@ -263,7 +259,7 @@ def validation_loss(loss: float, model: Any, optimizer: Any) -> float:
 
 
 @pytest.mark.examples
-@CELLS
+@cells("pruning")
 def test_pruning(
     monkeypatch: pytest.MonkeyPatch, backend: str, replicas: int, tmp_path: Path
 ) -> None:
@@ -288,7 +284,7 @@ def test_pruning(
 
 
 @pytest.mark.examples
-@CELLS
+@cells("profiler")
 def test_profiler(backend: str, replicas: int, tmp_path: Path) -> None:
     weights, _ = plain("profiler", own_loss)
     result = run("profiler", backend, replicas, tmp_path)

@@ -36,6 +36,8 @@ PAGES = [
         for page in sorted((ROOT / folder).rglob("*.md"))
     ),
 ]
+_COMPARISONS = {"check", "check_weights", "plain", "plain_losses"}
+"""Functions of the examples' tests that train the plain program."""
 HOOKS = [function for name, function in vars(hookspecs).items() if name.startswith("isotrain_")]
 
 
@@ -293,3 +295,43 @@ def test_the_needs_are_the_questions_of_the_examples() -> None:
     }
     assert listed == examples
     assert page.count("](../examples/by_need/") == len(examples)
+
+
+def test_every_example_is_compared_with_a_plain_program() -> None:
+    """Each in `by_need/` has a test that `cells` runs on each of its backends with one and two replicas."""
+    compared = [
+        name
+        for path in sorted((ROOT / "tests" / "examples" / "by_need").glob("test_*.py"))
+        for name in _compared_examples(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    examples = {path.stem for path in (ROOT / "examples" / "by_need").glob("*.py")}
+    assert examples - set(compared) == set()
+
+
+def _compared_examples(module: ast.Module) -> Iterator[str]:
+    """Examples that a test file trains in all of its cells, and compares with a plain program."""
+    constants = {
+        target.id: node.value.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for test in module.body:
+        if not isinstance(test, ast.FunctionDef):
+            continue
+        called = {_called(each) for each in ast.walk(test)}
+        used = {each.id for each in ast.walk(test) if isinstance(each, ast.Name)}
+        if not called & _COMPARISONS or not {"backend", "replicas"} <= used:
+            continue
+        for decorator in test.decorator_list:
+            if isinstance(decorator, ast.Call) and _called(decorator) == "cells":
+                (name,) = decorator.args
+                yield constants[name.id] if isinstance(name, ast.Name) else ast.literal_eval(name)
+
+
+def _called(node: ast.AST) -> str | None:
+    """Name of the function that a node calls; None for any other node."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id
+    return None
