@@ -71,6 +71,34 @@ def test_the_average_is_that_of_the_weights_of_the_steps(
     assert_close(average, expected)
 
 
+def averages_of_replaced_weights(session: isotrain.Session, folder: Path) -> Any:
+    """The average that the session has, and that of the weights when they were saved, before others came."""
+    expected = weights(session)
+    for batch in session.batches():
+        session.step(batch)
+        session.save(folder)
+        saved = weights(session)
+        expected = {name: a + 0.25 * (saved[name] - a) for name, a in expected.items()}
+        session.write_state({name: array / 2 for name, array in saved.items()})
+    with session.averaged():
+        return weights(session), expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_that_are_written_are_not_in_the_average_of_those_before(
+    tmp_path: Path, backend: str
+) -> None:
+    average, expected = launch(
+        lambda session: averages_of_replaced_weights(session, tmp_path / "checkpoints"),
+        tmp_path / "run",
+        2,
+        backend,
+        ema=0.75,
+        precision="float64",
+    )
+    assert_close(average, expected)
+
+
 @pytest.mark.slow
 def test_training_is_the_same_to_the_bit_with_and_without(tmp_path: Path) -> None:
     def trained(session: isotrain.Session) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -77,7 +77,7 @@ class TracedFunctions:
         self._communicator = communicator
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._predicts_any_shape = False
-        self._tensors: dict[tuple[Any, ...], tf.Tensor] = {}
+        self._tensors: dict[Hashable, tf.Tensor] = {}
 
     def forget(self) -> None:
         """Drops all traced functions: the next call of each traces it anew."""
@@ -107,7 +107,7 @@ class TracedFunctions:
         has_placeholders = any(0.0 in slice_weights for slice_weights in weights)
         key = (name, varies, _structure(batch), len(weights[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
-        return _call(function, *_leaves(batch), self._tensor_of(weights), *tensors, *values)
+        return _call(function, *_leaves(batch), self.tensor_of(weights), *tensors, *values)
 
     def on_counts(self, name: str, trace: Callable[..., Any], batch: Batch) -> Any:
         """Calls the traced form of `trace(has_placeholders, micro_batches, counts)` on a batch."""
@@ -121,7 +121,7 @@ class TracedFunctions:
         key = (name, varies, structure, len(counts[0]), has_placeholders, *batch.values)
         function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch), varies)
         values = self._values(batch, "evaluation")
-        return _call(function, *_leaves(batch), self._tensor_of(counts), *values)
+        return _call(function, *_leaves(batch), self.tensor_of(counts), *values)
 
     def on_inputs(self, trace: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
         """Calls the traced form of `trace(inputs)` on the inputs of each local replica."""
@@ -224,8 +224,8 @@ class TracedFunctions:
             for position in range(len(communicator.local_replicas))
         ]
 
-    def _tensor_of(self, values: tuple[Any, ...]) -> tf.Tensor:
-        """A float64 tensor of nested numbers, cached."""
+    def tensor_of(self, values: Hashable) -> tf.Tensor:
+        """A float64 tensor of a number or of nested tuples of numbers, cached."""
         tensor = self._tensors.get(values)
         if tensor is None:
             if len(self._tensors) >= _CACHED_TENSORS:
