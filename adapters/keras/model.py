@@ -122,8 +122,9 @@ def build_model(
             pass (activation checkpointing).
 
     Raises:
-        SpecError: The function returned a Keras model that is not fully built, `freeze` names moving
-            statistics of a layer that still trains, or `recompute` names a layer that does not exist.
+        SpecError: The function returned a Keras model that is not fully built or trains in float8, `freeze`
+            names moving statistics of a layer that still trains, or `recompute` names a layer that does not
+            exist.
     """
     builder = resolve_for_framework(spec.model, framework, "model")
     keras.utils.clear_session(free_memory=False)
@@ -135,6 +136,7 @@ def build_model(
     if isinstance(model, keras.Layer):
         _require_built(model)
         freeze(model, spec.is_frozen)
+        _require_no_float8(model)
         recompute(model, spec, recomputed)
     return model
 
@@ -161,6 +163,26 @@ def _require_built(model: keras.Layer) -> None:
             f"model: the function returned a Keras model that is not (wholly) built; not built:"
             f" {', '.join(unbuilt[:5])}. Give the model an input shape (keras.Input), or call it on"
             " a sample before you return it, so that every weight exists when training starts."
+        )
+
+
+def _require_no_float8(model: keras.Layer) -> None:
+    """Refuses layers in float8: their scales follow the largest values that a replica's own samples have.
+
+    Raises:
+        SpecError: The gradients of some weights are their new values.
+    """
+    scales = [
+        variable.path
+        for variable in model.trainable_variables
+        if getattr(variable, "overwrite_with_gradient", False)
+    ]
+    if scales:
+        raise SpecError(
+            f"model: layers in float8: Keras replaces {', '.join(scales[:3])} by their gradients, which come"
+            " from the largest values of a replica's own samples; a mean over replicas is another number."
+            " Leave the float8 policy of these layers out; `precision: bfloat16` takes half of the memory of"
+            " float32."
         )
 
 

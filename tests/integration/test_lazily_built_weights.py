@@ -38,6 +38,19 @@ def quantized() -> Any:
     return model
 
 
+def wholly_quantized() -> Any:
+    """A sequential model, which keeps a functional one, with adapters of integer kernels (QLoRA)."""
+    import keras
+
+    hidden = keras.layers.Dense(6, activation="tanh", name="hidden")
+    layers = [keras.Input((4,)), hidden, keras.layers.Dense(3, name="last")]
+    model = keras.Sequential(layers, name="model")
+    model.quantize("int8")
+    for layer in model.layers:
+        layer.enable_lora(2)
+    return model
+
+
 def twins() -> Any:
     """Two layers' weights have the same paths."""
     import keras
@@ -64,7 +77,7 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{model.__name__: {"model": model} for model in (adapted, quantized, twins)},
+    **{model.__name__: {"model": model} for model in (adapted, quantized, wholly_quantized, twins)},
     "computed by Keras": {"model": adapted, "capture": False},
     "sharded": {"model": adapted, "strategy": {"name": "sharded", "options": {"stage": 1}}},
 }
@@ -148,3 +161,18 @@ def late() -> Any:
 def test_weights_that_would_not_be_updated_are_refused(model: Any, reason: str) -> None:
     with pytest.raises(isotrain.RunFailedError, match=reason):
         isotrain.run(spec(model={"torch": model}), backend="torch-ddp", on_event=lambda event: None)
+
+
+def float8() -> Any:
+    import keras
+
+    hidden = keras.layers.Dense(6, name="hidden", dtype="float8_from_float32")
+    return keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(3)])
+
+
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.features)]
+)
+def test_scales_that_their_gradients_replace_are_refused(backend: str) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=r"float8: .*hidden/inputs_amax_history"):
+        isotrain.run(spec(model=float8), backend=backend, on_event=lambda event: None)

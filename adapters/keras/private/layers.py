@@ -151,11 +151,16 @@ def _probe_hooks_of() -> None:
 
 
 def register_weights(layers: Iterable[keras.Layer]) -> None:
-    """Registers layers' present weights as torch parameters; Keras registers only those made in `build`."""
-    for layer in layers:
-        weights = {id(variable.value) for variable in layer.variables}
-        if hasattr(layer, "_torch_params") and weights != set(map(id, layer.parameters())):
-            layer._track_variables()
+    """Registers layers' present weights as torch parameters; Keras registers only those made in `build`.
+
+    So do the functional models that sequential ones keep, which are none of their layers.
+    """
+    modules = {id(module): module for layer in layers for module in layer.modules()}
+    for module in modules.values():
+        if hasattr(module, "_torch_params"):
+            weights = {id(variable.value) for variable in module.variables}
+            if weights != set(map(id, module.parameters())):
+                module._track_variables()
 
 
 def _probe_register_weights() -> None:
