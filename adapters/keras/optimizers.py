@@ -167,10 +167,13 @@ def _named_optimizer(
             Radam,
         )
     }
-    settings = spec.optimizer
+    settings: Any = spec.optimizer
     options: dict[str, Any] = {
         name: number(value) if isinstance(value, float) else value
-        for name, value in settings  # not model_dump: that would first build pydantic's serializer
+        for name, value in (
+            *settings,  # not model_dump: that would first build pydantic's serializer
+            *settings.slot_options_of_groups.items(),
+        )
         if name not in _SPEC_ONLY_FIELDS
     }
     if settings.name != "adamw":  # Keras' AdamW takes 0 but not None, the others None but not 0
@@ -184,7 +187,7 @@ def use_groups(
     groups: Sequence[WeightGroup],
     rates: Mapping[int, Any] = MappingProxyType({}),
 ) -> list[keras_private.OptionGroup]:
-    """Makes the spec's optimizer, built, update the weights of each group with the options of the group.
+    """Makes the spec's optimizer, just built, update the weights of each group with the options of the group.
 
     Args:
         spec: Training spec, for the precision.
@@ -212,7 +215,13 @@ def use_groups(
         )
         for group in groups
     ]
-    keras_private.apply_by_groups(getattr(optimizer, "inner_optimizer", optimizer), option_groups)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    for group in option_groups:
+        if (start := group.options.get("initial_accumulator_value")) is not None:
+            slots = keras_private.slots_of(inner)["accumulator"]
+            for slot in (slots[index] for index in group.indices):
+                slot.assign(keras.ops.full_like(slot, start))
+    keras_private.apply_by_groups(inner, option_groups)
     return option_groups
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from isotrain.plugin import OptimizerStateNames
 
@@ -25,6 +25,11 @@ _SLOTS = {
 }
 _RATE_FACTORS = {("sgd", "momentum"): -1.0, ("rmsprop", "momentum"): 1.0}
 """Factor that, times the learning rate, converts torch's momentum to the spec's (Keras')."""
+
+
+def slot_names(optimizer: str, slots: Iterable[str]) -> list[str]:
+    """Names that torch gives to slots, which are named as in the spec."""
+    return [_SLOTS[optimizer][slot] for slot in slots]
 
 
 class TorchOptimizerStateNames(OptimizerStateNames):

@@ -20,7 +20,8 @@ class GroupOptions:
 
     Attributes:
         lr_factor: What the learning rate of a step is multiplied by.
-        options: Other options of the optimizer, by their names in the spec.
+        options: Other options of the optimizer, by their names in the spec; those that add a slot for some
+            group alone are given for all weights.
         group: Index in `optimizer.groups`; None for weights that are in no group.
         schedule: The same index if that group has a schedule, which gives the rate; None: the run's gives it.
     """
@@ -54,11 +55,15 @@ def options_by_weight(optimizer: Any, names: Sequence[str]) -> dict[str, GroupOp
 
 def _options(optimizer: Any, name: str, layer_factor: float) -> GroupOptions:
     """Options of a weight: those of the first group that fits its name."""
+    if not optimizer.groups:
+        return GroupOptions(layer_factor)
+    common = {option: getattr(optimizer, option) for option in optimizer.slot_options_of_groups}
     for index, group in enumerate(optimizer.groups):
         if matches(name, group.weights):
             factor = group.lr_factor * layer_factor
-            return GroupOptions(factor, group.options, index, index if group.schedule else None)
-    return GroupOptions(layer_factor)
+            schedule = index if group.schedule else None
+            return GroupOptions(factor, {**common, **group.options}, index, schedule)
+    return GroupOptions(layer_factor, common)
 
 
 def require_match(where: str, patterns: Sequence[str], names: Sequence[str]) -> None:

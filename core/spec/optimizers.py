@@ -61,6 +61,13 @@ class OptimizerGroup(SpecModel):
         default=None, description="Decay of the mean of the squared gradients."
     )
     epsilon: Positive | None = Field(default=None, description="Added to the denominator.")
+    amsgrad: Switch | None = Field(default=None, description="The AMSGrad variant.")
+    centered: Switch | None = Field(
+        default=None, description="Normalise by the estimated variance."
+    )
+    initial_accumulator_value: NotNegative | None = Field(
+        default=None, description="Start of the squared sums."
+    )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -69,6 +76,10 @@ class OptimizerGroup(SpecModel):
 
 
 _GROUP_OPTIONS = OptimizerGroup.model_fields.keys() - {"weights", "lr_factor", "schedule"}
+
+
+_SLOT_OPTIONS = ("momentum", "amsgrad", "centered")
+"""Options with which an optimizer has one more slot."""
 
 
 class LayerDecay(SpecModel):
@@ -126,7 +137,7 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """Refuses groups with options that the optimizer lacks, or that change its state."""
+        """Refuses groups with options that the optimizer lacks, and Nesterov's momentum without any."""
         groups = fields.get("groups")
         for index, group in enumerate(groups if isinstance(groups, list | tuple) else ()):
             options = group.options if isinstance(group, OptimizerGroup) else group
@@ -135,18 +146,32 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
             given = {name for name, value in options.items() if value is not None}
             for name in given & _GROUP_OPTIONS - cls.model_fields.keys():
                 yield Problem("an option of this optimizer", ("groups", index, name), options[name])
-            momentum, field = options.get("momentum"), cls.model_fields.get("momentum")
-            has_momentum = field is not None and bool(fields.get("momentum", field.default))
-            if field is not None and momentum is not None and bool(momentum) != has_momentum:
-                expected = (
-                    "a momentum > 0" if has_momentum else "a momentum > 0 outside of the groups too"
-                )
-                yield Problem(expected, ("groups", index, "momentum"), momentum)
+            if options.get("nesterov") and "momentum" in cls.model_fields:
+                momentum = options.get("momentum")
+                if momentum is None:
+                    momentum = fields.get("momentum", cls.model_fields["momentum"].default)
+                if not momentum:
+                    expected = "a momentum > 0 with nesterov, in the group or outside of it"
+                    yield Problem(expected, ("groups", index, "nesterov"), options["nesterov"])
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the optimizer state tensors of a weight's size."""
         return ()
+
+    @property
+    def slot_options_of_groups(self) -> dict[str, Any]:
+        """Options that are off in the table itself, and add a slot for some group: their largest values."""
+        values = {
+            name: max(getattr(group, name) or 0 for group in self.groups)
+            for name in _SLOT_OPTIONS
+            if self.groups and not getattr(self, name, True)
+        }
+        return {name: value for name, value in values.items() if value}
+
+    def _has_slot_of(self, option: str) -> bool:
+        """Whether an option that adds a slot is on, for all weights or for some."""
+        return bool(getattr(self, option)) or option in self.slot_options_of_groups
 
     @property
     def is_plain(self) -> bool:
@@ -176,7 +201,7 @@ class Sgd(_Optimizer):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        return ("momentum",) if self.momentum else ()
+        return ("momentum",) if self._has_slot_of("momentum") else ()
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
@@ -208,7 +233,7 @@ class Adam(_AdamLike):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        return (*super().slots, "velocity_hat") if self.amsgrad else super().slots
+        return (*super().slots, *(("velocity_hat",) if self._has_slot_of("amsgrad") else ()))
 
 
 class AdamW(Adam):
@@ -302,8 +327,9 @@ class RmsProp(_Optimizer):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        momentum = ("momentum",) if self.momentum else ()
-        return ("velocity", *momentum, *(("average_gradient",) if self.centered else ()))
+        momentum = ("momentum",) if self._has_slot_of("momentum") else ()
+        centered = ("average_gradient",) if self._has_slot_of("centered") else ()
+        return ("velocity", *momentum, *centered)
 
 
 class Adagrad(_Optimizer):

@@ -355,6 +355,9 @@ class OptimizerGroupFields(TypedDict, total=False):
     beta_2: float | None
     rho: float | None
     epsilon: float | None
+    amsgrad: bool | None
+    centered: bool | None
+    initial_accumulator_value: float | None
 
 
 class PadFields(TypedDict, total=False):

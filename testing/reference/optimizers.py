@@ -67,7 +67,7 @@ class Sgd(Optimizer):
         self, weights: Mapping[str, Array], settings: Any, groups: Sequence[WeightGroup]
     ) -> None:
         super().__init__(weights, settings, groups)
-        self._momenta = self._slots("momentum") if settings.momentum else []
+        self._momenta = self._slots("momentum") if settings.slots else []
 
     def _change(self, place: int, gradient: Array, rate: float) -> Array:
         step = -rate * gradient
@@ -105,10 +105,10 @@ def require_known(spec: TrainingSpec) -> None:
     Raises:
         UnsupportedError: It does not.
     """
-    name, amsgrad = spec.optimizer.name, getattr(spec.optimizer, "amsgrad", False)
+    name = spec.optimizer.name
     if name not in OPTIMIZERS:
         raise UnsupportedError(f"the NumPy backend: {unknown_name('optimizer', name, OPTIMIZERS)}")
-    if amsgrad:
+    if "velocity_hat" in spec.optimizer.slots:
         raise UnsupportedError("the NumPy backend has no AMSGrad: leave amsgrad out.")
 
 

@@ -23,7 +23,20 @@ OPTIMIZER: dict[str, Any] = {
 SCHEDULE = {"name": "linear", "warmup_steps": 1}
 SCHEDULED = {**OPTIMIZER, "groups": [{**OPTIMIZER["groups"][0], "schedule": SCHEDULE}]}
 LAMB = {**SCHEDULED, "name": "lamb"}
-OPTIMIZERS = [OPTIMIZER, SCHEDULED, LAMB]
+SLOTS: dict[str, Any] = {**OPTIMIZER, "groups": [{"weights": "*bias", "amsgrad": True}]}
+STARTS: dict[str, Any] = {
+    "name": "adagrad",
+    "lr": 0.0625,
+    "layer_decay": 0.5,
+    "groups": [{"weights": "*bias", "initial_accumulator_value": 0.5}],
+}
+MOMENTA: dict[str, Any] = {
+    "name": "rmsprop",
+    "lr": 0.0078125,
+    "layer_decay": 0.5,
+    "groups": [{"weights": "*bias", "momentum": 0.5, "centered": True}],
+}
+OPTIMIZERS = [OPTIMIZER, SCHEDULED, LAMB, SLOTS, STARTS, MOMENTA]
 CASES = [
     ("torch-ddp", {"name": "sharded", "options": {"stage": 1}}, SCHEDULED),
     ("torch-ddp", {"name": "sharded", "options": {"stage": 3}}, LAMB),
@@ -33,6 +46,14 @@ CASES = [
     ("tf-multiworker", "pipeline", SCHEDULED),
     ("tf-multiworker", "parameter-server", OPTIMIZER),
     ("horovod-torch", "hierarchical", SCHEDULED),
+    ("tf-mirrored", "data-parallel", STARTS),
+    ("tf-multiworker", "data-parallel", STARTS),
+    ("horovod-tf", "data-parallel", MOMENTA),
+    ("torch-ddp", {"name": "sharded", "options": {"stage": 3}}, STARTS),
+    ("tf-multiworker", {"name": "sharded", "options": {"stage": 3}}, STARTS),
+    ("horovod-tf", {"name": "sharded", "options": {"stage": 1}}, SLOTS),
+    ("torch-ddp", "pipeline", MOMENTA),
+    ("tf-multiworker", "parameter-server", STARTS),
 ]
 
 

@@ -80,7 +80,12 @@ def build_optimizer(
         }
         for group in groups
     ]
-    return _OPTIMIZERS[settings.name](param_groups or parameters, **_torch_options(options))
+    optimizer = _OPTIMIZERS[settings.name](param_groups or parameters, **_torch_options(options))
+    if isinstance(optimizer, torch.optim.Adagrad):  # which starts all sums alike
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                optimizer.state[weight]["sum"].fill_(group["initial_accumulator_value"])
+    return optimizer
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

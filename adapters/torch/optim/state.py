@@ -34,6 +34,7 @@ class NativeOptimizerState:
         weights: Mapping[str, Any],
         updated: Collection[str],
         is_custom: bool,
+        slots: Collection[str] = (),
     ) -> None:
         """Wraps an optimizer.
 
@@ -42,11 +43,14 @@ class NativeOptimizerState:
             weights: All trained parameters (or their shards), by name.
             updated: Names of the parameters that this optimizer updates.
             is_custom: Whether it is a custom optimizer.
+            slots: Slots of the optimizer. A value for a weight whose group has options without its slot is
+                not taken.
         """
         self._optimizer = optimizer
         self._all = weights
         self._weights = {name: weight for name, weight in weights.items() if name in updated}
         self._is_custom = is_custom
+        self._known_slots = slots
 
     @property
     def is_partial(self) -> bool:
@@ -124,7 +128,8 @@ class NativeOptimizerState:
         if torch.is_tensor(current):
             overwrite(name, current, value)
         elif not self._is_custom:
-            raise IsotrainError(unknown_name("slot", name, slots))
+            if slot not in self._known_slots:
+                raise IsotrainError(unknown_name("slot", name, slots))
         elif isinstance(current, _NUMBER_TYPES) or self._is_number(value):
             slots[slot] = value.item()
         elif value.is_floating_point() and value.shape in (weight.shape, local_shard(weight).shape):

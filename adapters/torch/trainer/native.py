@@ -30,6 +30,7 @@ from isotrain.adapters.torch.optim.fused_sgd import native_update
 from isotrain.adapters.torch.optim.group_rates import ParamGroupRates, momentum_setter
 from isotrain.adapters.torch.optim.native import build_optimizer, clip_gradients, needs_closure
 from isotrain.adapters.torch.optim.state import NativeOptimizerState
+from isotrain.adapters.torch.optimizer_state_names import slot_names
 from isotrain.adapters.torch.trainer import export
 from isotrain.adapters.torch.trainer.base import LossModule, ReplicaTrainer
 from isotrain.adapters.torch.trainer.carried_state import Carry
@@ -173,7 +174,11 @@ class NativeTrainer(ReplicaTrainer):
         is_custom = isinstance(self._spec.optimizer, CustomOptimizer)
         named = self.trainable | weights
         self._optimizer_state = NativeOptimizerState(
-            self.optimizer, named, weights.keys(), is_custom
+            self.optimizer,
+            named,
+            weights.keys(),
+            is_custom,
+            slot_names(self._spec.optimizer.name, self._spec.optimizer.slots),
         )
         factors = None if is_custom else [group.lr_factor for group in groups]
         schedules = [group.schedule for group in groups]

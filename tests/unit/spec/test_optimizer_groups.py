@@ -8,7 +8,19 @@ import pytest
 
 from isotrain.core.errors import SpecError
 from isotrain.core.spec.optimizer_groups import group_notes, layer_name, weight_groups
-from isotrain.core.spec.optimizers import Adam, AdamW, RmsProp, Sgd
+from isotrain.core.spec.optimizers import (
+    Adagrad,
+    Adam,
+    AdamW,
+    Lamb,
+    Lion,
+    Muon,
+    Nadam,
+    OptimizerGroup,
+    Radam,
+    RmsProp,
+    Sgd,
+)
 
 NAMES = ["stem/kernel", "stem/bias", "body/norm/gamma", "head/kernel", "head/bias"]
 TORCH_NAMES = [
@@ -74,14 +86,19 @@ def test_a_pattern_without_weights_is_refused_with_the_names() -> None:
         ),
         (
             Sgd,
-            {"lr": 0.1, "groups": [{"weights": "*", "momentum": 0.5}]},
-            "outside of the groups too",
+            {"lr": 0.1, "groups": [{"weights": "*", "nesterov": True}]},
+            "a momentum > 0 with nesterov",
         ),
         (
-            RmsProp,
-            {"momentum": 0.5, "groups": [{"weights": "*", "momentum": 0}]},
-            "expected a momentum > 0",
+            Sgd,
+            {
+                "lr": 0.1,
+                "momentum": 0.5,
+                "groups": [{"weights": "*", "momentum": 0, "nesterov": True}],
+            },
+            "a momentum > 0 with nesterov",
         ),
+        (RmsProp, {"groups": [{"weights": "*", "amsgrad": True}]}, "an option of this optimizer"),
         (Adam, {"groups": [{"weights": "*", "lr_factor": -1}]}, "groups.0.lr_factor"),
         (Adam, {"groups": [{"lr_factor": 1}]}, "groups.0.weights"),
         (Adam, {"groups": [{"weights": "*", "lr": 1}]}, "groups.0.lr"),
@@ -106,6 +123,27 @@ def test_invalid_groups(optimizer: Any, fields: dict[str, Any], line: str) -> No
     with pytest.raises(SpecError) as caught:
         optimizer(**fields)
     assert line in str(caught.value).replace("[", ".").replace("]", "")
+
+
+@pytest.mark.parametrize(
+    "kind", [Sgd, Adam, AdamW, RmsProp, Adagrad, Lamb, Lion, Muon, Nadam, Radam]
+)
+def test_a_group_may_set_every_option(kind: Any) -> None:
+    """All but the name, and but the rate, for which groups have `lr_factor` and `schedule`."""
+    others = {"name", "lr", "groups", "layer_decay"}
+    assert kind.model_fields.keys() - others <= OptimizerGroup.model_fields.keys()
+
+
+def test_slots_are_those_of_all_groups() -> None:
+    def group(**options: Any) -> list[dict[str, Any]]:
+        return [{"weights": "head*", **options}, {"weights": "*bias"}]
+
+    assert Adam(groups=group(amsgrad=True)).slots == ("momentum", "velocity", "velocity_hat")
+    assert Sgd(lr=0.1, groups=group(momentum=0.5)).slots == ("momentum",)
+    assert RmsProp(groups=group(centered=True)).slots == ("velocity", "average_gradient")
+    assert grouped(Sgd(lr=0.1, groups=group(momentum=0.5))) == {
+        name: (1.0, {"momentum": 0.5 if name.startswith("head") else 0.0}) for name in NAMES
+    }
 
 
 def test_weights_of_a_schedule_are_a_group_of_their_own() -> None:

@@ -222,6 +222,11 @@ ONE_PROBLEM = [
     ({"optimizer": "Adam"}, "optimizer.name: got 'Adam'; expected one of"),
     ({"optimizer": "adafactor"}, "radam; any other comes in as {custom: ...}"),
     ({"optimizer": "Adam"}, "did you mean 'adam'?"),
+    (
+        {"gradient_accumulation_steps": {0: 1, 9: 4}},
+        "got {0: 1, 9: 4}; expected an integer >= 1",
+    ),
+    ({"precision": "fp8"}, "expected one of float32, float64, bfloat16, float16"),
     ({"optimizer": {"lr": 0.1}}, "optimizer.name: missing; expected one of sgd, adam"),
     ({"optimizer": 5}, "optimizer: got 5; expected the name of an optimizer"),
     ({"optimizer": "sgd"}, "optimizer.lr: missing; expected a finite number > 0"),
