@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -190,11 +191,13 @@ class Fetcher:
         source: The source.
         transform: The spec's transform, and the check of rows.
         seed: Seed from which the global random generators are seeded for each sample; None: they are not.
+        restores_generators: Whether these then are as they were before.
     """
 
     source: Source
     transform: TransformedBatches
     seed: int | None = None
+    restores_generators: bool = True
 
     def fetch(self, positions: BatchPositions) -> InputsAndTargets:
         """The samples of a local batch: host arrays `[batch, ...]`, gathered, transformed and checked."""
@@ -202,7 +205,7 @@ class Fetcher:
             return self._fetch(positions, self.source.gather)
         had_torch = "torch" in sys.modules
         gather = partial(self._gather_seeded, self.seed, positions.epoch)
-        with preserved_global_rng():
+        with preserved_global_rng() if self.restores_generators else nullcontext():
             parts = self._fetch(positions, gather)
             if had_torch or "torch" not in sys.modules:
                 return parts

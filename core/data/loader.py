@@ -263,6 +263,8 @@ class Loader:
         """Ends the worker processes; they start again when batches are requested again."""
         if self._pool is not None:
             self._pool.close()
+        if isinstance(self._source, BatchStream):
+            self._source.close()
 
     def _worth_a_thread(self, shares_cores: bool) -> bool:
         if not self._is_plain:

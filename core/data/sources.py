@@ -69,9 +69,6 @@ _OWN_ORDER = (
 )
 
 
-_THREADS = "data: the workers of a PyDataset are threads here; use_multiprocessing is not used"
-
-
 @runtime_checkable
 class Source(Protocol):
     """A source of samples that can be gathered by index."""
@@ -132,10 +129,7 @@ def stream(batches: Any, samples: int | None = None, *, shards: int | None = Non
     read = reader(batches)
     if read is None:
         raise DataError(_not_accepted(batches))
-    source = BatchStream(read, declared_samples(batches) if samples is None else samples)
-    if getattr(batches, "use_multiprocessing", False):
-        source.notes.append(_THREADS)
-    return source
+    return BatchStream(read, declared_samples(batches) if samples is None else samples)
 
 
 def sample_stream(

@@ -74,6 +74,13 @@ def keras_dataset() -> isotrain.DataSet:
     return isotrain.DataSet(Batches(), Batches())
 
 
+def keras_processes() -> isotrain.DataSet:
+    """The same, whose batches are made by processes."""
+    batches = keras_dataset().train
+    batches.workers, batches.use_multiprocessing = 2, True
+    return isotrain.DataSet(batches, batches)
+
+
 def different() -> Any:
     """A stream that shuffles itself in another way in each process."""
 
@@ -118,8 +125,8 @@ def trained(data: Any, backend: str, replicas: int, folder: Path, **fields: Any)
 CASES = {
     ("torch-ddp", 2): (torch_loader, generator),
     ("tf-mirrored", 2): (tf_dataset,),
-    ("tf-multiworker", 2): (tf_dataset, keras_dataset, generator),
-    ("torch-ddp", 1): (torch_loader, tf_dataset, keras_dataset),
+    ("tf-multiworker", 2): (tf_dataset, keras_dataset, keras_processes, generator),
+    ("torch-ddp", 1): (torch_loader, tf_dataset, keras_dataset, keras_processes),
 }
 """Horovod has no part in reading: each of its processes reads as one of `torch-ddp` or `tf-multiworker`."""
 

@@ -19,14 +19,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from isotrain.core.data.processes.channel import Channel, ChannelClosedError, Message
+from isotrain.core.data.processes.child_process import VARIABLES, ChildProcess
 from isotrain.core.data.pytree import decode_tree
 from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.stream_reader import GlobalBatch, RowsOf, StreamCut
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
-from isotrain.core.data.workers.channel import Channel, ChannelClosedError, Message
-from isotrain.core.data.workers.child_process import VARIABLES, ChildProcess
 from isotrain.core.errors import DataError, PeerLostError
 from isotrain.core.system.process import describe_exit, poll_readable
 
@@ -90,12 +90,14 @@ class HostReader:
         self._child: ChildProcess | None = None
         self._pid: int | None = None  # of the reader, from the first connection on
 
-    def start(self, load: LoadStreams, readers: int = 1) -> None:
+    def start(self, load: LoadStreams, readers: Mapping[str, int] | None = None) -> None:
         """Starts the reader: one process of the host does, which the reader does not outlive.
 
         Args:
             load: Function that loads the streams.
-            readers: Number of processes that read the shards of a stream, where it has shards.
+            readers: Number of further processes that read the shards of a stream, by its name; those of
+                `train` start at once, others when the stream is first read. The reader reads the other
+                streams.
 
         Raises:
             DataError: The function cannot be pickled.
@@ -116,7 +118,7 @@ class HostReader:
             {
                 "token": self._token,
                 "processes": self._processes,
-                "readers": readers,
+                "readers": readers or {},
                 "shard_timeout": _SHARD_TIMEOUT * self._timeout,
             },
             [np.frombuffer(pickled, np.uint8)],

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data.host_reader.host_reader import BATCHES_AHEAD, peer_pid, socket_address
-from isotrain.core.data.host_reader.shard_processes import ShardProcesses, error_text
+from isotrain.core.data.host_reader.shard_processes import READER, ShardProcesses
+from isotrain.core.data.processes.channel import Channel, ChannelClosedError, error_text
 from isotrain.core.data.pytree import encode_tree, map_parts
 from isotrain.core.data.streaming.stream_epoch import ReadCount
 from isotrain.core.data.streaming.stream_reader import (
@@ -23,7 +24,6 @@ from isotrain.core.data.streaming.stream_reader import (
 )
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.data.streaming.streams import BatchStream
-from isotrain.core.data.workers.channel import Channel, ChannelClosedError
 from isotrain.core.system.process import poll_readable
 
 _RANK_VARIABLES = (
@@ -72,7 +72,7 @@ class _Reading:
         except StopIteration:
             self.has_ended = True
         except Exception as error:  # user code may raise anything
-            self.has_ended, self.error = True, error_text(error)
+            self.has_ended, self.error = True, error_text(error, READER)
 
     def forget(self, processes: int) -> None:
         """Drops the batches that no process will request any more."""
@@ -140,21 +140,24 @@ class _Server:
         self._clients: dict[int, _Client] = {}
         self._readings: list[_Reading] = []
 
-    def run(self, pickled: bytes, readers: int) -> None:
+    def run(self, pickled: bytes, readers: Mapping[str, int]) -> None:
         """Loads the streams by a pickled function, and serves until the parent's channel is closed.
 
         Args:
             pickled: The function.
-            readers: Number of processes that read the shards of a stream.
+            readers: Number of processes that read the shards of a stream, by its name.
         """
         try:
+            for name, count in readers.items():
+                self._shard_processes[name] = ShardProcesses(pickled, name, count)
+            if "train" in readers:  # while this process imports and loads the same
+                self._shard_processes["train"].start()
             self._streams = pickle.loads(pickled)()  # noqa: S301 - by the process that started this one
-            for name, stream in self._streams.items():
-                if stream.shards is not None and (count := min(readers, stream.shards.shards)) > 1:
-                    self._shard_processes[name] = ShardProcesses(pickled, name, count)
-                    stream.shards.readers = self._shard_processes[name]
+            for name, processes in self._shard_processes.items():
+                if (shards := self._streams[name].shards) is not None:
+                    shards.readers = processes
         except Exception as error:  # user code may raise anything
-            self._load_error = error_text(error)
+            self._load_error = error_text(error, READER)
         while True:
             due = [reading for reading in self._readings if reading.is_due()]
             descriptors = [self._parent.fileno(), self._listener.fileno(), *self._clients]
@@ -201,7 +204,7 @@ class _Server:
         try:
             return {"length": len(stream), "notes": stream.notes}
         except Exception as error:  # user code may raise anything
-            return {"error": error_text(error)}
+            return {"error": error_text(error, READER)}
 
     def _join(self, client: _Client, header: Mapping[str, Any]) -> None:
         """Lets a process take part in the first such reading that is new to it, or in a new one."""

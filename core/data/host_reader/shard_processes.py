@@ -6,25 +6,32 @@ import contextlib
 import os
 import pickle
 import signal
-import traceback
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from isotrain.core.data.processes.channel import (
+    Channel,
+    ChannelClosedError,
+    Message,
+    error_text,
+    received_object,
+    send_object,
+)
+from isotrain.core.data.processes.child_process import VARIABLES, ChildProcess
 from isotrain.core.data.streaming.shards import Chunk, ShardReader, ShardStart
-from isotrain.core.data.workers.channel import Channel, ChannelClosedError, Message
-from isotrain.core.data.workers.child_process import VARIABLES, ChildProcess
 from isotrain.core.errors import DataError
 
+READER = "the process that reads the stream"
 _CHUNKS_AHEAD = 2
 _MOST_IN_FLIGHT = 64
 """Most requests that a process has not answered: all fit into a socket's buffer, so sending never waits."""
 
 
 class ShardProcesses:
-    """Processes with some of a stream's shards each; they start with the first epoch.
+    """Processes with some of a stream's shards each; they start with the first epoch, or before it.
 
     Attributes:
         timeout: Seconds without a chunk after which a process hangs; None while samples are counted.
@@ -50,7 +57,7 @@ class ShardProcesses:
     def begin(self, shard: int, start: ShardStart) -> None:
         """Starts an epoch of a shard, and drops chunks of the one before."""
         if not self.children:
-            self._start()
+            self.start()
         self._chunks[shard] = deque()
         self._readings[shard] = reading = self._readings.get(shard, 0) + 1
         child = self.children[shard % self._processes]
@@ -65,16 +72,17 @@ class ShardProcesses:
             request, message = child.receive(self.timeout)
             if request["reading"] != self._readings[request["shard"]]:
                 continue
-            pickled, *buffers = message.arrays
-            samples = pickle.loads(pickled.data, buffers=buffers)  # noqa: S301 - by our child
-            chunk = Chunk(samples, message.header["is_last"], message.header["state"])
+            chunk = Chunk(
+                received_object(message), message.header["is_last"], message.header["state"]
+            )
             self._chunks[request["shard"]].append(chunk)
         chunk = self._chunks[shard].popleft()
         if not chunk.is_last:
             child.request({"shard": shard, "reading": self._readings[shard]})
         return chunk
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Starts the processes, which load the stream."""
         for _ in range(self._processes):
             arguments = [self._name, self._processes]
             child = ChildProcess.spawn(f"{__name__}:serve", VARIABLES, arguments)
@@ -146,19 +154,12 @@ def serve(channel: Channel, name: str, processes: int) -> None:
                 readers[shard] = samples.reader(shard, processes)
             if "start" in request:
                 readers[shard].begin(*request["start"])
-            _send_chunk(channel, readers[shard].chunk())
+            chunk = readers[shard].chunk()
+            send_object(channel, {"is_last": chunk.is_last, "state": chunk.state}, chunk.samples)
     except ChannelClosedError:
         return
     except Exception as error:  # user code may raise anything
-        channel.send({"error": error_text(error)})
-
-
-def error_text(error: Exception) -> str:
-    """The message of an error of ours, or the traceback of another."""
-    if isinstance(error, DataError):
-        return str(error)
-    text = "".join(traceback.format_exception(error)).rstrip()
-    return f"data: the process that reads the stream raised {type(error).__name__}: {error}\n{text}"
+        channel.send({"error": error_text(error, READER)})
 
 
 def _requests(channel: Channel) -> Iterator[dict[str, Any]]:
@@ -166,12 +167,3 @@ def _requests(channel: Channel) -> Iterator[dict[str, Any]]:
         message = channel.receive()
         assert message is not None
         yield message.header
-
-
-def _send_chunk(channel: Channel, chunk: Chunk) -> None:
-    import cloudpickle
-
-    buffers: list[pickle.PickleBuffer] = []
-    pickled = cloudpickle.dumps(chunk.samples, protocol=5, buffer_callback=buffers.append)
-    arrays = [np.frombuffer(pickled, np.uint8), *(np.asarray(each.raw()) for each in buffers)]
-    channel.send({"is_last": chunk.is_last, "state": chunk.state}, arrays)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,6 +13,7 @@ import numpy as np
 from isotrain.core.data.arrays import InputsAndTargets, as_array, as_inputs_and_targets
 from isotrain.core.data.collate import NO_SAMPLES, Collate, Collator
 from isotrain.core.data.pytree import leaves, map_tree
+from isotrain.core.data.streaming.py_dataset import PyDatasetReader, is_py_dataset
 from isotrain.core.data.streaming.rebatch import as_batch
 from isotrain.core.data.streaming.sample_streams import batches_of, is_iterable_dataset
 from isotrain.core.data.streaming.shards import ShardedSamples
@@ -176,6 +174,11 @@ class BatchStream:
             raise DataError("the data set is empty: expected at least one sample.")
         return self._samples
 
+    def close(self) -> None:
+        """Ends processes that make its batches, if there are any."""
+        if isinstance(self._read, PyDatasetReader):
+            self._read.close()
+
     def changed(self, change: Change) -> BatchStream:
         """A stream of the same batches with `change` applied to each, after the present changes."""
         before = self._change
@@ -304,8 +307,8 @@ def reader(value: Any) -> Callable[[], Iterable[Any]] | None:
     That is an iterable that is no iterator, such as a `tf.data.Dataset` or a torch `DataLoader`; a Keras
     `PyDataset`; or a function that returns an iterator.
     """
-    if any(kind.__name__ == "PyDataset" for kind in type(value).__mro__):
-        return partial(_keras_batches, value)
+    if is_py_dataset(value):
+        return PyDatasetReader(value)
     if isinstance(value, str | bytes | set | frozenset | type | Iterator):
         return None
     if callable(value) and not hasattr(value, "__iter__"):
@@ -359,34 +362,3 @@ def _function_batches(function: Callable[[], Any]) -> Iterable[Any]:
             " for one that returns arrays, pass what it returns."
         )
     return read()
-
-
-def _keras_batches(dataset: Any) -> Iterator[Any]:
-    """The batches of a Keras `PyDataset`, in its order, made by as many threads as it has workers."""
-    count = dataset.num_batches
-    positions = itertools.count() if count is None else range(count)
-    if hasattr(dataset, "on_epoch_begin"):
-        dataset.on_epoch_begin()
-    workers = getattr(dataset, "workers", 1)
-    if workers > 1:
-        yield from _made_ahead(dataset.__getitem__, positions, workers, dataset.max_queue_size)
-    else:
-        yield from map(dataset.__getitem__, positions)
-    dataset.on_epoch_end()
-
-
-def _made_ahead(
-    make: Callable[[int], Any], positions: Iterable[int], threads: int, ahead: int
-) -> Iterator[Any]:
-    """Results of a function for each position, in order, of which threads make some ahead."""
-    pending: deque[Future[Any]] = deque()
-    pool = ThreadPoolExecutor(threads)
-    try:
-        for position in positions:
-            pending.append(pool.submit(make, position))
-            if len(pending) > ahead:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -1,1 +1,1 @@
-"""Worker processes that load samples, and the memory that they share with the process of the model."""
+"""Worker processes that load samples by position."""

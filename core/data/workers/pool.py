@@ -16,11 +16,11 @@ from typing import Any
 
 from isotrain.core.data.arrays import InputsAndTargets
 from isotrain.core.data.fetch import BatchPositions, Fetcher
+from isotrain.core.data.processes.channel import ChannelClosedError, Message
+from isotrain.core.data.processes.child_process import VARIABLES, ChildProcess, close_all
 from isotrain.core.data.pytree import decode_tree
 from isotrain.core.data.refusals import RefusedError
 from isotrain.core.data.worker_settings import WorkerSettings
-from isotrain.core.data.workers.channel import ChannelClosedError, Message
-from isotrain.core.data.workers.child_process import VARIABLES, ChildProcess, close_all
 from isotrain.core.data.workers.worker import WorkerTask, work
 from isotrain.core.errors import DataError, error_named, first_of
 from isotrain.core.system.pickling import Payload
@@ -72,8 +72,9 @@ class WorkerPool:
         """
         self._transformed = fetcher.transform
         self._settings = settings
-        on_host = replace(fetcher, transform=fetcher.transform.on_host())
-        self._task = WorkerTask(on_host, settings)
+        on_host = fetcher.transform.on_host()
+        task = replace(fetcher, transform=on_host, restores_generators=False)
+        self._task = WorkerTask(task, settings)
         self._workers: list[_Worker] = []
         self._lock = threading.Lock()
 

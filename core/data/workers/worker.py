@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data.fetch import BatchPositions, Fetcher
+from isotrain.core.data.processes.channel import Channel, ChannelClosedError, Message
 from isotrain.core.data.pytree import encode_tree
 from isotrain.core.data.refusals import RefusedError
 from isotrain.core.data.worker_settings import WorkerSettings
-from isotrain.core.data.workers.channel import Channel, ChannelClosedError, Message
 from isotrain.core.errors import IsotrainError
 from isotrain.core.system.pickling import receive
 

@@ -46,7 +46,10 @@ def share_streams(
     if context.rank == local[0].rank:
         others = dict.fromkeys(type(spec).model_fields.keys() - _FIELDS)
         load = functools.partial(load_streams, spec.model_copy(update=others))
-        reader.start(load, spec.loader.workers)
+        counts = {
+            name: _readers(each, spec.loader.workers) for name, each in _streams(data).items()
+        }
+        reader.start(load, {name: count for name, count in counts.items() if count > 1})
 
     def shared(name: str, source: Any) -> Any:
         if not isinstance(source, BatchStream):
@@ -56,6 +59,11 @@ def share_streams(
     sets = {name: shared(f"validation {name}", part) for name, part in data.validation_sets.items()}
     train, validation = shared("train", data.train), shared("validation", data.validation)
     return replace(data, train=train, validation=validation, validation_sets=sets), reader
+
+
+def _readers(stream: BatchStream, workers: int) -> int:
+    """Number of processes that read a stream."""
+    return 1 if stream.shards is None else min(workers, stream.shards.shards)
 
 
 def load_streams(spec: TrainingSpec) -> dict[str, BatchStream]:

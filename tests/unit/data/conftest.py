@@ -28,7 +28,7 @@ def connect() -> Iterator[Connect]:
         limits = {"start_seconds": 60.0, "timeout": 300.0}
         here = replicas or range(processes)
         made = [HostReader(token, processes, here, **limits) for _ in range(processes)]
-        made[0].start(load, shard_processes)
+        made[0].start(load, {"train": shard_processes} if shard_processes > 1 else {})
         readers.extend(made)
         return [SharedStream("train", each) for each in made]
 

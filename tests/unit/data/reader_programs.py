@@ -19,9 +19,9 @@ from unit.data.stream_samples import loader
 
 from isotrain.core.data.arrays import InputsAndTargets
 from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
+from isotrain.core.data.processes.channel import Channel
 from isotrain.core.data.sources import sample_stream, stream
 from isotrain.core.data.streaming.streams import BatchStream
-from isotrain.core.data.workers.channel import Channel
 
 INPUTS = np.arange(40, dtype=np.float32).reshape(20, 2)
 TARGETS = np.arange(20)

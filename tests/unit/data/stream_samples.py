@@ -7,9 +7,6 @@ import json
 from collections.abc import Iterator
 
 import numpy as np
-from torch.utils.data import (
-    Dataset,
-)
 
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.loader import Loader
@@ -59,7 +56,7 @@ def given_by(source: object, **options: object) -> list[tuple]:
     return [facts(batch) for batch in loader(source, **options)]
 
 
-class Pairs(Dataset):
+class Pairs:
     """A map-style data set whose samples are made one by one."""
 
     def __len__(self) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -19,6 +16,7 @@ from torch.utils.data import (
     RandomSampler,
     WeightedRandomSampler,
 )
+from unit.data.py_datasets import PyDataset
 from unit.data.stream_samples import INPUTS, TARGETS, Pairs, Uneven, facts, given_by, loader
 
 from isotrain.core.data.arrays import arrays
@@ -168,64 +166,6 @@ class Drawing(IterableDataset):
         for _ in range(5):
             buffer[...] = self.own.normal(size=(4, 2)) + np.random.normal()
             yield buffer, TARGETS[:4]
-
-
-class PyDataset:
-    """A data set like Keras' class of this name: it shuffles at the end of each epoch."""
-
-    def __init__(self) -> None:
-        self.rows = np.arange(20)
-        self.random = np.random.default_rng(4)
-
-    @property
-    def num_batches(self) -> int | None:
-        return 5
-
-    def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = self.rows[4 * position : 4 * position + 4]
-        return INPUTS[rows], TARGETS[rows]
-
-    def on_epoch_end(self) -> None:
-        self.random.shuffle(self.rows)
-
-
-class Threaded(PyDataset):
-    """The same with workers of its own; later batches are made faster, and errors come late."""
-
-    workers, max_queue_size, use_multiprocessing = 3, 4, True
-
-    def __init__(self, failing: int = -1) -> None:
-        super().__init__()
-        self.failing = failing
-        self.all_wait = threading.Barrier(3)
-
-    def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
-        if position < 3:
-            self.all_wait.wait(60.0)  # so three of them are made at once
-            time.sleep(0.02 * (3 - position))
-        if position == self.failing:
-            raise RuntimeError("a broken batch")
-        return super().__getitem__(position)
-
-
-def test_the_workers_of_a_py_dataset_are_threads_that_keep_its_order() -> None:
-    source = as_source(Threaded())
-    assert given_by(source) == given_by(as_source(PyDataset()))
-    assert source.notes == [
-        "data: the workers of a PyDataset are threads here; use_multiprocessing is not used"
-    ]
-    with pytest.raises(RuntimeError, match="a broken batch"):
-        given_by(as_source(Threaded(failing=4)))
-
-
-@pytest.mark.parametrize("count", [3, None])
-def test_a_py_dataset_ends_after_its_number_of_batches(count: int | None) -> None:
-    class Counted(PyDataset):
-        num_batches = count
-
-    read = as_reader(Counted())
-    assert read is not None
-    assert len([*itertools.islice(read(), 9)]) == (count or 9)
 
 
 class Drawn(WeightedRandomSampler):

@@ -22,10 +22,10 @@ from unit.data.stream_samples import INPUTS, kept, loader
 from isotrain.core.data import sources
 from isotrain.core.data.host_reader.host_reader import HostReader, SharedStream
 from isotrain.core.data.host_reader.shard_processes import ShardProcesses
+from isotrain.core.data.processes.child_process import ChildProcess, close_all
 from isotrain.core.data.sources import sample_stream
 from isotrain.core.data.streaming.shards import ShardedSamples
 from isotrain.core.data.streaming.stream_state import from_json
-from isotrain.core.data.workers.child_process import ChildProcess, close_all
 from isotrain.core.errors import DataError, PeerLostError
 
 Connect = Callable[..., list[SharedStream]]

@@ -254,7 +254,7 @@ def test_the_end_of_a_worker_is_told(
     fault: str, end: str, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # its channel closes before its exit code is there: a moment later, or more on a busy machine
-    monkeypatch.setattr("isotrain.core.data.workers.child_process._END_SECONDS", 60.0)
+    monkeypatch.setattr("isotrain.core.data.processes.child_process._END_SECONDS", 60.0)
     steps, error = steps_before(worked(Faulty(fault), 2, shuffle=False, start=start))
     assert steps == 2
     assert isinstance(error, DataError)

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from isotrain.core.data.workers.channel import Channel, ChannelClosedError
+from isotrain.core.data.processes.channel import Channel, ChannelClosedError
 
 
 def echo(channel: Channel) -> None:
@@ -43,7 +43,7 @@ def shared_mappings(pid: int | str = "self") -> int:
 
 def grandparent(channel: Channel) -> None:
     """Starts a busy process, tells its process id, and waits."""
-    from isotrain.core.data.workers.child_process import ChildProcess
+    from isotrain.core.data.processes.child_process import ChildProcess
 
     child = ChildProcess.spawn(f"{__name__}:spin", {})
     child.channel.send({})

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import pickle
 import socket
 import struct
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -175,7 +177,8 @@ class Channel:
         try:
             descriptors = [] if descriptor is None else [descriptor]
             sent = socket.send_fds(self._socket, [data], descriptors)
-            self._socket.sendall(memoryview(data)[sent:])
+            if sent < len(data):
+                self._socket.sendall(memoryview(data)[sent:])
         except OSError as error:
             raise ChannelClosedError from error
 
@@ -217,3 +220,27 @@ def _layout(arrays: Sequence[np.ndarray]) -> tuple[list[int], int]:
 def _views(memory: np.ndarray, shapes: Sequence[Any]) -> list[np.ndarray]:
     """Arrays of [dtype, shape, first byte] in memory, uint8 [size]."""
     return [np.ndarray(shape, dtype, memory, start) for dtype, shape, start in shapes]
+
+
+def send_object(channel: Channel, header: Mapping[str, Any], value: Any) -> None:
+    """Sends any value with JSON values; the arrays in it go through shared memory."""
+    import cloudpickle
+
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    arrays = [np.frombuffer(pickled, np.uint8), *(np.asarray(each.raw()) for each in buffers)]
+    channel.send(header, arrays)
+
+
+def received_object(message: Message) -> Any:
+    """The value of a message of `send_object`, from a process that this one has started."""
+    pickled, *buffers = message.arrays
+    return pickle.loads(pickled.data, buffers=buffers)  # noqa: S301 - by our child
+
+
+def error_text(error: Exception, raised_by: str) -> str:
+    """The message of an error of ours, or the traceback of another that a process has raised."""
+    if isinstance(error, DataError):
+        return str(error)
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return f"data: {raised_by} raised {type(error).__name__}: {error}\n{text}"

@@ -13,8 +13,8 @@ import pytest
 from unit.data import worker_programs
 from unit.data.worker_programs import shared_mappings
 
-from isotrain.core.data.workers.channel import Channel, ChannelClosedError, Message
-from isotrain.core.data.workers.child_process import ChildProcess, close_all
+from isotrain.core.data.processes.channel import Channel, ChannelClosedError, Message
+from isotrain.core.data.processes.child_process import ChildProcess, close_all
 from isotrain.core.errors import DataError
 
 Start = Callable[[str], ChildProcess]
@@ -144,7 +144,7 @@ def test_a_process_that_raises_shows_its_traceback(
     start: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # its channel closes before its exit code is there: a moment later, or more on a busy machine
-    monkeypatch.setattr("isotrain.core.data.workers.child_process._END_SECONDS", 60.0)
+    monkeypatch.setattr("isotrain.core.data.processes.child_process._END_SECONDS", 60.0)
     child = start("fail")
     with pytest.raises(ChannelClosedError):
         child.channel.receive()

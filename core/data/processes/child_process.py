@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from isotrain.core.data.workers.channel import Channel
+from isotrain.core.data.processes.channel import Channel
 from isotrain.core.system.interpreter_start import command_line, load_function, startup_line
 from isotrain.core.system.process import describe_exit, poll_readable
 

@@ -1,0 +1,1 @@
+"""Processes of one host that work for another one, and the channels between them."""

@@ -1,0 +1,182 @@
+"""Reading of a Keras `PyDataset`, whose batches its workers make: threads, or processes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.data.processes.channel import (
+    Channel,
+    ChannelClosedError,
+    Message,
+    error_text,
+    received_object,
+    send_object,
+)
+from isotrain.core.data.processes.child_process import VARIABLES, ChildProcess, close_all
+from isotrain.core.data.sample_seeds import SampleSeeds, seeded
+from isotrain.core.errors import DataError
+from isotrain.core.system.pickling import Payload, receive
+
+_RECEIVERS = "the processes that make the batches of a PyDataset"
+_ADVICE = "in __getitem__, or set use_multiprocessing=False, which makes batches in threads"
+_MOST_AHEAD = 64
+"""Most requests that are not answered: all fit into a socket's buffer, so sending never waits."""
+
+
+def is_py_dataset(value: Any) -> bool:
+    """Whether the value is a Keras `PyDataset`."""
+    return any(kind.__name__ == "PyDataset" for kind in type(value).__mro__)
+
+
+class PyDatasetReader:
+    """Function that starts an epoch of a `PyDataset`: its batches, in its order.
+
+    With `use_multiprocessing`, processes make them, which stay for the next epoch. They get the data set at
+    the start of each epoch, as it is after `on_epoch_begin`, which only this process calls.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        """Keeps the data set; reads nothing."""
+        self._dataset = dataset
+        self._processes: list[ChildProcess] = []
+        self._readings = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the data set alone."""
+        return PyDatasetReader, (self._dataset,)
+
+    def __call__(self) -> Iterator[Any]:
+        """The batches of the next epoch."""
+        dataset, number = self._dataset, self._readings
+        self._readings += 1
+        count = dataset.num_batches
+        positions = itertools.count() if count is None else range(count)
+        if hasattr(dataset, "on_epoch_begin"):
+            dataset.on_epoch_begin()
+        workers = getattr(dataset, "workers", 1)
+        if workers > 0 and getattr(dataset, "use_multiprocessing", False):
+            yield from self._by_processes(number, positions, workers)
+        elif workers > 1:
+            ahead = dataset.max_queue_size
+            yield from _by_threads(dataset.__getitem__, positions, workers, ahead)
+        else:
+            yield from map(dataset.__getitem__, positions)
+        dataset.on_epoch_end()
+
+    def close(self) -> None:
+        """Ends the processes; others start with the next epoch."""
+        processes, self._processes = self._processes, []
+        close_all(processes)
+
+    def _by_processes(self, reading: int, positions: Iterable[int], count: int) -> Iterator[Any]:
+        if not self._processes:
+            serve = f"{__name__}:serve"
+            self._processes = [ChildProcess.spawn(serve, VARIABLES) for _ in range(count)]
+        ahead = min(self._dataset.max_queue_size, _MOST_AHEAD)
+        pending: deque[tuple[int, int]] = deque()  # process and position of each request
+        is_complete = False
+        try:
+            self._send_dataset(reading)
+            for number, position in enumerate(positions):
+                index = number % count
+                with contextlib.suppress(ChannelClosedError):  # seen when its answers are read
+                    self._processes[index].channel.send({"position": position})
+                pending.append((index, position))
+                if len(pending) > ahead:
+                    yield received_object(self._answer(*pending.popleft()))
+            while pending:
+                yield received_object(self._answer(*pending.popleft()))
+            is_complete = True
+        finally:
+            if not is_complete:  # they have made batches that nobody takes
+                self.close()
+
+    def _send_dataset(self, reading: int) -> None:
+        """Gives the data set to all processes; large arrays are in memory once."""
+        payload = Payload({"data": self._dataset}, None, _RECEIVERS, _ADVICE)
+        with contextlib.closing(payload):
+            header = {"payload": payload.descriptor, "start": payload.append_stream()}
+            for process in self._processes:
+                with contextlib.suppress(ChannelClosedError):
+                    process.channel.send(header | {"reading": reading})
+            for index in range(len(self._processes)):
+                self._answer(index)
+
+    def _answer(self, index: int, position: int | None = None) -> Message:
+        """Waits for what a process answers next.
+
+        Raises:
+            DataError: It has raised an error, or has ended.
+        """
+        process = self._processes[index]
+        try:
+            message = process.channel.receive()
+        except ChannelClosedError as error:
+            task = "load the data set" if position is None else f"make batch {position}"
+            raise DataError(
+                f"data: process {index} of {len(self._processes)} (pid {process.pid}), which was to {task} of"
+                f" a PyDataset, {process.describe_end()}."
+            ) from error
+        assert message is not None
+        if (text := message.header.get("error")) is not None:
+            raise DataError(text)
+        return message
+
+
+def serve(channel: Channel) -> None:
+    """Makes the batches that are requested, until the channel is closed.
+
+    The global random generators are seeded for each batch, so that their number does not depend on which
+    process makes it.
+    """
+    dataset: Any = None
+    reading = 0
+    with contextlib.suppress(ChannelClosedError):
+        while (message := channel.receive()) is not None:
+            header = message.header
+            try:
+                if "payload" in header:
+                    reading, dataset = header["reading"], _loaded(header)
+                    channel.send({})
+                    continue
+                position = header["position"]
+                with seeded(SampleSeeds(0, reading, np.array([position]))):
+                    batch = dataset[position]
+                send_object(channel, {}, batch)
+                del batch
+            except ChannelClosedError:
+                raise
+            except Exception as error:  # user code may raise anything
+                channel.send({"error": error_text(error, "a process that makes batches")})
+
+
+def _loaded(header: dict[str, Any]) -> Any:
+    """The data set of a `Payload` of the process that has started this one."""
+    with open(f"/proc/{os.getppid()}/fd/{header['payload']}", "rb") as stream:
+        stream.seek(header["start"])
+        return receive(stream, stream.fileno())["data"]
+
+
+def _by_threads(
+    make: Callable[[int], Any], positions: Iterable[int], threads: int, ahead: int
+) -> Iterator[Any]:
+    """Results of a function for each position, in order, of which threads make some ahead."""
+    pending: deque[Future[Any]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for position in positions:
+            pending.append(pool.submit(make, position))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,130 @@
+"""Batches of a Keras `PyDataset`, made by threads or by processes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.leftover_processes import is_alive
+from unit.data.py_datasets import Large, Pids, Processes, PyDataset, Threaded
+from unit.data.stream_samples import given_by, loader
+
+from isotrain.core.data.loader import Loader
+from isotrain.core.data.sources import as_source, stream
+from isotrain.core.data.streaming.streams import reader
+from isotrain.core.errors import DataError, IsotrainError
+
+open_loaders: list[Loader] = []
+
+
+@pytest.fixture(autouse=True)
+def no_processes_left() -> Iterator[None]:
+    yield
+    while open_loaders:
+        open_loaders.pop().close()
+
+
+def made(dataset: Any, **options: Any) -> Loader:
+    source = as_source(dataset)
+    open_loaders.append(loader(source, global_batch_size=4, **options))
+    return open_loaders[-1]
+
+
+def test_threads_keep_the_order() -> None:
+    assert given_by(as_source(Threaded())) == given_by(as_source(PyDataset()))
+    with pytest.raises(RuntimeError, match="a broken batch"):
+        given_by(as_source(Threaded(failing=4)))
+
+
+@pytest.mark.parametrize("count", [3, None])
+def test_a_data_set_ends_after_its_number_of_batches(count: int | None) -> None:
+    class Counted(PyDataset):
+        num_batches = count
+
+    read = reader(Counted())
+    assert read is not None
+    assert len([*itertools.islice(read(), 9)]) == (count or 9)
+
+
+def epochs_of(batches: Loader, part: str) -> list[list[Any]]:
+    """Inputs or targets of all samples, by epoch."""
+    epochs: dict[int, list[Any]] = {}
+    for batch in batches:
+        rows = getattr(batch.slices[0][0], part).tolist()
+        epochs.setdefault(batch.epoch, []).extend(rows)
+    return list(epochs.values())
+
+
+def test_processes_see_each_shuffle_of_the_one_data_set() -> None:
+    dataset = Processes()
+    first, *others = epochs_of(made(dataset, epochs=3), "targets")
+    assert first == list(range(20))
+    assert [sorted(each) for each in others] == [first, first]
+    assert len({str(each) for each in (first, *others)}) == 3
+
+
+def test_processes_stay_for_the_next_epoch_and_end_with_the_loader() -> None:
+    batches = made(Pids(2), epochs=2)
+    pids = [set(epoch) for epoch in epochs_of(batches, "targets")]
+    assert len(pids[0]) == 2
+    assert pids[0] == pids[1]
+    assert os.getpid() not in pids[0]
+    batches.close()
+    assert not any(is_alive(pid) for pid in pids[0])
+
+
+def test_draws_do_not_depend_on_the_number_of_processes() -> None:
+    one, three = (epochs_of(made(Pids(workers), epochs=2), "inputs") for workers in (1, 3))
+    assert one == three
+    numbers = [number for epoch in one for row in epoch for number in row]
+    assert len(set(numbers)) == len(numbers) == 2 * 20 * 2
+
+
+def test_a_large_array_is_sent_anew() -> None:
+    zeros, ones = epochs_of(made(Large(), epochs=2), "inputs")
+    assert (set(zeros), set(ones)) == ({0.0}, {1.0})
+
+
+def test_an_epoch_that_is_left_early() -> None:
+    batches = made(stream(Pids(2), samples=20), epochs=2)  # no epoch is read to count them
+    iterator = iter(batches)
+    (pid, *_) = next(iterator).slices[0][0].targets.tolist()
+    iterator.close()
+    assert not is_alive(pid)
+    assert len(list(batches)) == 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("raises", r"a process that makes batches raised RuntimeError: a broken batch\n(.*\n)+.*"),
+        ("killed", r"process 0 of 3 \(pid \d+\), which was to make batch 3 .* ended by SIGKILL"),
+    ],
+)
+def test_a_process_that_fails_is_told(fault: str, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        list(made(Processes(fault=fault)))
+
+
+def test_a_data_set_that_cannot_be_sent_is_refused() -> None:
+    dataset = Processes()
+    dataset.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(IsotrainError, match=r"data\.lock cannot be sent.*use_multiprocessing"):
+        list(made(dataset))
+
+
+def test_the_reader_of_a_host_has_processes(connect: Any) -> None:
+    (stream,) = connect(processes)
+    targets = [n for batch in loader(stream, epochs=2) for n in batch.slices[0][0].targets.tolist()]
+    assert targets[:20] == list(range(20))
+    assert sorted(targets[20:]) == list(range(20))
+    assert np.any(np.diff(targets[20:]) != 1)
+
+
+def processes() -> dict[str, Any]:
+    return {"train": as_source(Processes(2))}
