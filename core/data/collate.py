@@ -34,11 +34,17 @@ class Padding:
     length: int | None = None
     multiple: int = 1
 
-    def padded(self, arrays: list[Array], indices: Sequence[int], part: str) -> list[Array]:
-        """Arrays `[length, ...]` of a part that this pads, from arrays of any lengths.
+    def stack(self, arrays: list[Array], indices: Sequence[int], name: str, part: str) -> Array:
+        """Stacks arrays `[n, ...]` of a part that this pads to one of shape `[batch, length, ...]`.
+
+        Args:
+            arrays: Arrays, one of each sample.
+            indices: Index of each sample in the data set, for messages.
+            name: Path of the part, for messages.
+            part: Name of the part in `values`.
 
         Raises:
-            DataError: A sample is longer than the fixed length.
+            DataError: A sample is longer than the fixed length, or shapes differ besides that.
         """
         longest, index = max(
             (len(array), index) for array, index in zip(arrays, indices, strict=True)
@@ -49,17 +55,13 @@ class Padding:
                 f"collate: {part} of sample {index} has length {longest}, and all are padded to {length}."
                 " Raise `to`, or crop the samples."
             )
-        value = self.values[part]
-        return [_padded(array, length, value) for array in arrays]
-
-
-def _padded(array: Array, length: int, value: float) -> Array:
-    """An array `[n, ...]` continued to `[length, ...]` by a value."""
-    if len(array) == length:
-        return array
-    padded = np.full((length, *array.shape[1:]), value, array.dtype)
-    padded[: len(array)] = array
-    return padded
+        _require_one_shape([(length, *array.shape[1:]) for array in arrays], indices, name, part)
+        dtype = np.result_type(*{array.dtype for array in arrays})
+        shape = len(arrays), length, *arrays[0].shape[1:]
+        padded = np.full(shape, self.values[part], dtype)
+        for row, array in zip(padded, arrays, strict=True):
+            row[: len(array)] = array
+        return padded
 
 
 NO_SAMPLES = (
@@ -219,7 +221,7 @@ def stacked(
         }
     arrays = [as_array(s, f"{name} of sample {i}") for s, i in zip(samples, indices, strict=True)]
     if padding is not None and part in padding.values and all(a.ndim for a in arrays):
-        arrays = padding.padded(arrays, indices, part)
+        return padding.stack(arrays, indices, name, part)
     return stack(arrays, indices, name, part)
 
 
@@ -279,11 +281,18 @@ def stack(values: list[Array], indices: Sequence[int], name: str, part: str) -> 
     Raises:
         DataError: Shapes differ.
     """
-    for value, index in zip(values, indices, strict=True):
-        if value.shape != values[0].shape:
+    _require_one_shape([value.shape for value in values], indices, name, part)
+    return np.stack(values)
+
+
+def _require_one_shape(
+    shapes: list[tuple[int, ...]], indices: Sequence[int], name: str, part: str
+) -> None:
+    """Refuses samples of different shapes."""
+    for shape, index in zip(shapes, indices, strict=True):
+        if shape != shapes[0]:
             raise DataError(
-                f"{name}: expected samples of one shape, received {values[0].shape} for sample "
-                f"{indices[0]} and {value.shape} for sample {index}. Pad or crop them to one shape: for"
+                f"{name}: expected samples of one shape, received {shapes[0]} for sample "
+                f"{indices[0]} and {shape} for sample {index}. Pad or crop them to one shape: for"
                 f" lengths that differ, `collate: {{pad: {{{part}: 0}}}}` in the spec pads each slice."
             )
-    return np.stack(values)
