@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,21 @@ class Texts:
 
 def data() -> isotrain.DataSet:
     texts = isotrain.sources.MapStyle(Texts(), inputs="tokens", targets="labels")
+    return isotrain.DataSet(texts, texts)
+
+
+@dataclasses.dataclass
+class Text:
+    """A sample of which no text has the optional part."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    hint: float | None = None
+
+
+def objects() -> isotrain.DataSet:
+    samples = [Text(**Texts()[index]) for index in range(SAMPLES)]
+    texts = isotrain.sources.MapStyle(samples, inputs="tokens", targets="labels")
     return isotrain.DataSet(texts, texts)
 
 
@@ -107,12 +123,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fixed": {"collate": {**SPEC["collate"], "to": 11}},
     "function": {"collate": padded_by_torch, "gradient_accumulation_steps": 2},
     "loader": {"collate": None, "data": loaders},
+    "dataclasses": {"data": objects},
     "workers": {"loader": {"workers": 2}, "gradient_accumulation_steps": 2},
     "weighted": {"loss": None, "objective": weighted_loss},
 }
 CELLS = {
     **{("torch-ddp", replicas): tuple(VARIANTS) for replicas in (1, 3)},
-    ("tf-mirrored", 2): ("longest", "weighted"),
+    ("tf-mirrored", 2): ("longest", "weighted", "dataclasses"),
     ("tf-multiworker", 2): ("longest", "function"),
     ("horovod-torch", 2): ("longest", "function"),
     ("horovod-tf", 2): ("longest",),
@@ -283,27 +300,61 @@ TEXT_SPEC = {
 }
 
 
-def looked_up(session: isotrain.Session, name: str) -> Any:
+SENTENCES = np.array([" ".join(row) for row in WORDS])
+
+
+def sentences() -> Any:
+    return SENTENCES[:, None], np.arange(5) % 2
+
+
+def vectorizing_model() -> Any:
+    from keras import Input, Sequential, layers
+
+    words = sorted(set(WORDS.ravel()))
+    vectorize = layers.TextVectorization(vocabulary=words, output_sequence_length=2)
+    layer = [layers.Embedding(len(words) + 2, 4), layers.Flatten(), layers.Dense(2)]
+    return Sequential([Input((1,), dtype="string"), vectorize, *layer])
+
+
+TEXT_SPECS = {
+    "StringLookup": TEXT_SPEC,
+    "TextVectorization": TEXT_SPEC | {"model": vectorizing_model, "data": sentences},
+}
+
+
+def of_text(session: isotrain.Session, name: str) -> Any:
     fit(session)
-    return session.predict((WORDS,))
+    return session.predict((TEXT_SPECS[name]["data"]()[0],))
 
 
-def test_tensorflow_takes_text() -> None:
-    (first,), *others = (
-        [each["text"] for each in launched_in_turn({"text": TEXT_SPEC}, looked_up, *cell)]
-        for cell in (("tf-mirrored", 1), ("tf-multiworker", 2))
-    )
-    np.testing.assert_array_equal(first[0], first[2])
-    for other in others[0]:
-        np.testing.assert_allclose(other, first, rtol=1e-5)
+@functools.cache
+def predictions_of_text(backend: str, replicas: int) -> list[dict[str, Any]]:
+    return launched_in_turn(TEXT_SPECS, of_text, backend, replicas)
 
 
-def test_other_frameworks_refuse_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "replicas", "layer"),
+    [
+        param(*cell, layer)
+        for cell in (("tf-mirrored", 2), ("tf-multiworker", 2), ("horovod-tf", 2))
+        for layer in TEXT_SPECS
+    ],
+)
+def test_tensorflow_takes_text(backend: str, replicas: int, layer: str) -> None:
+    expected = predictions_of_text("tf-mirrored", 1)[0][layer]
+    np.testing.assert_array_equal(expected[0], expected[2])  # the same words
+    assert len(np.unique(expected, axis=0)) == 4
+    for of_rank in predictions_of_text(backend, replicas):
+        np.testing.assert_allclose(of_rank[layer], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", [param("torch-ddp"), param("horovod-torch")])
+def test_other_frameworks_refuse_text(backend: str, tmp_path: Path) -> None:
     spec = TEXT_SPEC | {"model": model, "data": words}
     with pytest.raises(
         isotrain.RunFailedError, match=r"data: they hold text, as \['.*numbers only"
     ):
-        isotrain.run(spec, backend="torch-ddp", output=tmp_path / "run")
+        isotrain.run(spec, backend=backend, output=tmp_path / "run")
 
 
 def classes() -> isotrain.DataSet:
