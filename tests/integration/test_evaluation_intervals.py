@@ -40,7 +40,15 @@ def run(folder: Path, backend: str = "reference", replicas: int = 2, **fields: A
 
 
 @pytest.mark.parametrize(
-    "backend", ["reference", pytest.param("torch-ddp", marks=pytest.mark.slow)]
+    "backend",
+    [
+        "reference",
+        pytest.param("torch-ddp", marks=pytest.mark.slow),
+        *(
+            pytest.param(backend, marks=[pytest.mark.slow, pytest.mark.features])
+            for backend in ("tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
+        ),
+    ],
 )
 def test_sets_are_evaluated_every_few_steps(tmp_path: Path, backend: str) -> None:
     evaluation = {"every_steps": 2, "every_epochs": 2, "at_start": True}

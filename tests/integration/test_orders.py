@@ -165,10 +165,10 @@ def results(backend: str, replicas: int) -> dict[str, Any]:
 BY_LENGTH = "by length, accumulated"
 CELLS = {
     ("torch-ddp", 3): tuple(SPECS),
-    ("tf-mirrored", 3): (BY_LENGTH, "padded, accumulated", "partners", "joined"),
-    ("tf-multiworker", 2): (BY_LENGTH, "weighted", "drawn by workers"),
-    ("horovod-torch", 2): (BY_LENGTH,),
-    ("horovod-tf", 2): (BY_LENGTH,),
+    ("tf-mirrored", 3): (BY_LENGTH, "padded, accumulated", "partners", "joined", "mixture"),
+    ("tf-multiworker", 2): (BY_LENGTH, "weighted", "drawn by workers", "partners", "mixture"),
+    ("horovod-torch", 2): (BY_LENGTH, "partners", "mixture"),
+    ("horovod-tf", 2): (BY_LENGTH, "partners", "mixture"),
 }
 """Orders by backend and replicas: what makes batches is the same on all; sizes, padding and draws are not."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,57 @@ def test_a_run_resumes_in_mid_epoch_with_another_number_of_replicas(tmp_path: Pa
     assert starts[:2] == [0, 0]
     assert len(starts) == 3
     assert 0 < starts[2] <= 11  # of 56 samples, read at most once a second
+
+
+class Killing(Stateful):
+    """The same, which kill the process that trains when they are read for the first time."""
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        flag = self.file.with_name("kills")
+        for number, batch in enumerate(super().__iter__()):
+            if number == 40 and flag.exists():
+                flag.unlink()
+                os.kill(os.getppid(), signal.SIGKILL)
+            yield batch
+
+
+def killing(folder: str) -> Any:
+    return isotrain.sources.stream(Killing(folder))
+
+
+@functools.cache
+def losses_without_a_kill() -> list[float]:
+    with tempfile.TemporaryDirectory() as folder:
+        given = spec(killing, Path(folder, "read"), **ENDLESS)
+        return run(given, "torch-ddp", 1, Path(folder, "run")).history.loss
+
+
+ENDLESS = {"epochs": None, "epoch_steps": 7, "steps": 30, "precision": "float64"}
+
+
+@pytest.mark.failures
+@pytest.mark.parametrize(
+    ("backend", "replicas"),
+    [
+        param("torch-ddp", 2),
+        param("tf-mirrored", 2),
+        param("tf-multiworker", 2),
+        param("horovod-torch", 2),
+        param("horovod-tf", 2),
+    ],
+)
+def test_a_run_on_an_endless_stream_that_is_killed_ends_as_if_never_killed(
+    backend: str, replicas: int, tmp_path: Path
+) -> None:
+    """The process is killed when batch 40 is read, which is of step 25, and a few are read ahead."""
+    given = spec(killing, tmp_path / "read", checkpoint={"every_steps": 1}, **ENDLESS)
+    (tmp_path / "read" / "kills").touch()
+    result = run(given, backend, replicas, tmp_path / "run", max_restarts=1)
+    (restart,) = result.restarts
+    assert restart["from_step"] > 0
+    assert not (tmp_path / "read" / "kills").exists()
+    assert [len(result.history.loss), len(result.history.epochs)] == [30, 5]
+    np.testing.assert_allclose(result.history.loss, losses_without_a_kill(), rtol=1e-12)
 
 
 @pytest.mark.parametrize(

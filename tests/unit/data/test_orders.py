@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import itertools
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -357,6 +359,56 @@ def test_long_orders_need_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(positions(order_of("shuffled"), 0)) == list(range(50))
     for name in ORDERS:
         assert len(positions(order_of(name), 2)) == order_of(name).samples
+
+
+class Numbers:
+    """A map-style data set of so many samples."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[np.float32, int]:
+        return np.float32(index), index % 10
+
+
+def cost_of_the_first_batch(
+    kind: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int]:
+    """Peak of memory in bytes, and positions that are computed, up to the first global batch of an epoch."""
+    computed: list[int] = []
+
+    class Counted(Bijection):
+        def _encrypted(self, values: np.ndarray) -> np.ndarray:
+            computed.append(len(values))
+            return super()._encrypted(values)
+
+    monkeypatch.setattr(permutations, "Bijection", Counted)
+    source = MapStyle(Numbers(length))
+    tracemalloc.start()
+    try:
+        order = ordered(data(source), kind, {})
+        options = {"source": source, "order": order, "shuffle": False, "epochs": 2}
+        made = loader(length, **options, start_step=order.steps_per_epoch)
+        (batch,) = itertools.islice(made, 1)
+        assert (batch.epoch, batch.index, len(samples_of(batch))) == (1, 0, 8)
+        return tracemalloc.get_traced_memory()[1], sum(computed)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "sequential"])
+def test_a_billion_samples_cost_no_more_than_a_million(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost_of_the_first_batch(kind, 10**9, monkeypatch)  # imports what it needs
+    million, _ = cost_of_the_first_batch(kind, 10**6, monkeypatch)
+    billion, computed = cost_of_the_first_batch(kind, 10**9, monkeypatch)
+    assert billion <= min(2 * 2**20, max(million, 2**18))
+    assert computed <= 2**16
+    assert (computed > 0) == (kind == "shuffled")
 
 
 def test_epoch_steps_divide_the_run_and_not_the_passes() -> None:
