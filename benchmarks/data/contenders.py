@@ -19,7 +19,7 @@ class Contender:
         name: Name of the contender.
         program: Name of its file in `programs`.
         workloads: Workloads that it can load.
-        reference: The contender by hand that it is compared to.
+        references: Names of the contenders of which the fastest is what it is compared to.
         options: Options of the program.
         replicas: Largest number of its replicas.
         is_peer: Whether it needs the environment of the peers.
@@ -28,7 +28,7 @@ class Contender:
     name: str
     program: str
     workloads: tuple[str, ...]
-    reference: str
+    references: tuple[str, ...] = ()
     options: str = ""
     replicas: int = 2
     is_peer: bool = False
@@ -43,35 +43,40 @@ class Contender:
         return [python, *launcher, *module]
 
 
+_TORCH = ("torch by hand", "accelerate", "fabric")
+
 CONTENDERS = (
-    Contender("torch by hand", "torch_by_hand", tuple(SAMPLES), ""),
-    Contender("accelerate", "with_accelerate", _BY_POSITION, "torch by hand", is_peer=True),
-    Contender("fabric", "with_fabric", _BY_POSITION, "torch by hand", is_peer=True),
-    Contender("isotrain/torch-ddp", "with_isotrain", tuple(SAMPLES), "torch by hand", "torch-ddp"),
+    Contender("torch by hand", "torch_by_hand", tuple(SAMPLES)),
+    Contender("accelerate", "with_accelerate", _BY_POSITION, is_peer=True),
+    Contender("fabric", "with_fabric", _BY_POSITION, is_peer=True),
+    Contender("isotrain/torch-ddp", "with_isotrain", tuple(SAMPLES), _TORCH, "torch-ddp"),
     Contender(
         "isotrain/torch-ddp, by-length",
         "with_isotrain",
         ("texts",),
-        "isotrain/torch-ddp",
+        ("isotrain/torch-ddp",),
         "torch-ddp,by-length",
     ),
     Contender(
-        "isotrain/torch-ddp, no steps", "with_isotrain", tuple(SAMPLES), "", "torch-ddp,no-steps"
+        "isotrain/torch-ddp, no steps",
+        "with_isotrain",
+        tuple(SAMPLES),
+        options="torch-ddp,no-steps",
     ),
-    Contender("tf.data by hand", "tf_by_hand", ("images",), "", replicas=1),
-    Contender("tf.data by hand, Pillow", "tf_by_hand", ("images",), "", "pillow", replicas=1),
+    Contender("tf.data by hand", "tf_by_hand", ("images",), replicas=1),
+    Contender("tf.data by hand, Pillow", "tf_by_hand", ("images",), options="pillow", replicas=1),
     Contender(
         "isotrain/tf-mirrored, tf.data",
         "with_isotrain",
         ("images",),
-        "tf.data by hand",
+        ("tf.data by hand",),
         "tf-mirrored,tf.data",
     ),
     Contender(
         "isotrain/tf-mirrored, Pillow",
         "with_isotrain",
         ("images",),
-        "tf.data by hand, Pillow",
+        ("tf.data by hand, Pillow",),
         "tf-mirrored",
     ),
 )

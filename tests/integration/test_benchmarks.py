@@ -21,6 +21,8 @@ import pytest
 from helpers.in_process import script
 
 from benchmarks import batches, checkpoints, kills, restarts, stall, steps
+from benchmarks.data import __main__ as loading
+from benchmarks.data import contenders as loading_contenders
 from benchmarks.peers import __main__ as program
 from benchmarks.peers import goals, table
 from benchmarks.peers.contenders import CONTENDERS, Command, Contender
@@ -281,6 +283,19 @@ def test_smallest_selection_trains() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "All 2 train the same.\n"
+
+
+def test_loading_is_compared_with_the_fastest_of_the_same_replicas() -> None:
+    rates = {"torch by hand": 100.0, "accelerate": 125.0, "fabric": 50.0, "isotrain/torch-ddp": 124}
+    by_name = {each.name: each for each in loading_contenders.CONTENDERS}
+    runs = {
+        loading.Cell(by_name[name], "texts", replicas): [loading.Measured(rate * replicas, 1.0, 0)]
+        for replicas in (1, 2)
+        for name, rate in rates.items()
+    }
+    assert loading.table(runs).count("0.99 [0.99, 0.99] of accelerate") == 2
+    goal = "| texts, 2 x isotrain/torch-ddp, samples per second to accelerate: at least 0.98 |"
+    assert f"{goal} 0.99 [0.99, 0.99] | yes |" in loading.goals(runs, [])
 
 
 @pytest.mark.examples
