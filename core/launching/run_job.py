@@ -22,13 +22,15 @@ PROCESS_LIMIT_REACHED = (
     "the system allows this user no more processes or threads. Raise the limit (ulimit -u), or take fewer"
     " replicas or threads."
 )
+_PROCESS_LIMIT_MESSAGES = ("can't start new thread", "Resource temporarily unavailable")
+"""Messages of Python's, and of C++'s, threads that cannot start."""
 
 
 def is_process_limit(error: BaseException) -> bool:
     """Whether an error means that the system allows this user no more processes or threads (EAGAIN)."""
     if isinstance(error, BlockingIOError):
         return not hasattr(error, "characters_written")  # set by a non-blocking stream
-    return str(error) == "can't start new thread"
+    return str(error) in _PROCESS_LIMIT_MESSAGES
 
 
 class JobLauncher(Protocol):

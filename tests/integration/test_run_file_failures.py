@@ -56,6 +56,19 @@ def test_a_thread_limit_is_named(tmp_path: Path) -> None:
     assert "no more processes or threads. Raise the limit (ulimit -u)" in text
 
 
+def reaches_thread_limit(session: Any) -> None:
+    """Raises what torch raises where it may start no thread, on one rank."""
+    if session.is_main:
+        raise RuntimeError("Resource temporarily unavailable")
+    removes_versions(session)
+
+
+def test_a_thread_limit_of_a_rank_is_named(tmp_path: Path) -> None:
+    text = failure(reaches_thread_limit, spec(), "reference", tmp_path / "run")
+    assert "RuntimeError: Resource temporarily unavailable" in text
+    assert "no more processes or threads. Raise the limit (ulimit -u)" in text
+
+
 def removes_versions(session: Any) -> int:
     (session.run_directory / "versions.json").unlink(missing_ok=True)
     return int(session.rank)

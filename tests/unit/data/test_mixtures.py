@@ -215,3 +215,10 @@ def test_parts_of_lists_of_samples_are_columns() -> None:
     for source, name in ((pairs, "x"), (MapStyle([(1.0,)]), "targets"), (MapStyle([1.0]), "y")):
         with pytest.raises(DataError, match="no column"):
             Columns(source)[name]
+
+
+def test_a_sample_too_few_goes_to_the_largest_remainder() -> None:
+    """Thirds of 10 samples are 3.33 and 6.67, and rounded 3 and 7."""
+    source = mixed({"web": 2, "books": 1}, samples=10)
+    (batch,) = targets(source, order_of(source))
+    assert sum(each < 100 for each in batch) == 7
