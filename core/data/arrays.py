@@ -27,7 +27,8 @@ def as_array(value: Any, name: str = "data") -> Array:
     """Converts to a NumPy array of numbers, booleans or text, of any shape; tensors by their `numpy()`.
 
     Raises:
-        DataError: It cannot be converted, is ragged, or holds bytes, objects or complex numbers.
+        DataError: It cannot be converted, is ragged, or holds bytes, objects, complex numbers or masked
+            values.
     """
     try:
         if hasattr(value, "detach"):
@@ -38,6 +39,11 @@ def as_array(value: Any, name: str = "data") -> Array:
         raise DataError(
             f"{name}: expected an array of numbers, received {type(value).__name__}: {error}"
         ) from error
+    if np.ma.is_masked(array):
+        raise DataError(
+            f"{name}: expected an array without masked values, received a masked array. Fill them, such as by"
+            " `.filled(0)`, and give the mask as a further input or as sample weights."
+        )
     if array.dtype.kind not in "biufU":
         raise DataError(
             f"{name}: expected numbers, booleans or text, received dtype {array.dtype}. Decode bytes to text"

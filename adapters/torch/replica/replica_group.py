@@ -30,6 +30,7 @@ from isotrain.adapters.torch.replica.step_timer import StepTimer
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.build import build_trainer, build_trainers
 from isotrain.adapters.torch.trainer.local_buffers import LOCAL_BUFFERS
+from isotrain.adapters.torch.trainer.modules import require_common_weights
 from isotrain.adapters.torch.trainer.state import (
     NamedState,
     Section,
@@ -118,6 +119,8 @@ class TorchReplicaGroup(ReplicaGroup):
             self.trainer.capture_now()
             self.trainer.step.refuse_workers()
         self.replicas = self.communicator.replicas
+        if self.replicas > 1 or is_worker:
+            require_common_weights(self.trainer.model)
         self.local_replicas = (self.communicator.rank,)
         self._replica = TorchReplica(self.trainer, self.communicator)
         self._rate: float | None = None

@@ -55,7 +55,8 @@ def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
     """Builds the spec's model on this process's device.
 
     Raises:
-        SpecError: The model function returned neither a Keras model nor a `torch.nn.Module`.
+        SpecError: The model function returned neither a Keras model nor a `torch.nn.Module`, or a module of
+            TorchScript.
     """
     frozen = build_frozen(spec, device)  # before the model: it draws random numbers as without them
     model = build_model(spec)
@@ -66,11 +67,26 @@ def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
 
         return KerasTrainer(spec, model, frozen)
     if isinstance(model, nn.Module):
+        _require_no_script(model)
         return NativeTrainer(spec, model, device, frozen)
     raise SpecError(
         f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
         " torch.nn.Module, a Keras model, or a dict of such."
     )
+
+
+def _require_no_script(model: nn.Module) -> None:
+    """Refuses modules of TorchScript, whose forward passes cannot be observed.
+
+    Raises:
+        SpecError: There is one.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise SpecError(
+                f"model: {name or 'it'} is a {type(module).__name__} of TorchScript, which takes no hooks."
+                " Return the torch.nn.Module that it was made of; `compile: true` makes its steps faster."
+            )
 
 
 def build_trainers(spec: TrainingSpec, device: torch.device) -> dict[str, ReplicaTrainer]:

@@ -150,6 +150,21 @@ def _outermost(names: Iterable[str]) -> list[str]:
     ]
 
 
+def require_common_weights(model: nn.Module) -> None:
+    """Refuses layers that change weights in a forward pass by the samples that a replica has.
+
+    Raises:
+        SpecError: An embedding has a `max_norm`.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise SpecError(
+                f"model: {name}: max_norm={module.max_norm:g} lets each forward pass shorten the rows that it"
+                " reads, in place, so replicas with other samples would have other weights. Leave max_norm"
+                " out and shorten the rows that were read, in the model's forward; or use one replica."
+            )
+
+
 def require_initialized(model: nn.Module) -> None:
     """Refuses uninitialized weights of lazy modules.
 

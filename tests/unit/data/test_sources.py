@@ -388,3 +388,13 @@ def test_non_numeric_fields_are_refused_by_name(kind: str) -> None:
         DataError, match=r"inputs: expected numbers, booleans or text, received dtype"
     ):
         as_source((times, np.zeros(3)))
+
+
+def test_a_mask_is_not_dropped() -> None:
+    """NumPy would give the values below it."""
+    masked = np.ma.masked_greater(np.arange(6.0), 3)
+    with pytest.raises(DataError, match=r"inputs: expected an array without masked values"):
+        arrays(masked, np.arange(6))
+    assert (
+        arrays(np.ma.masked_greater(np.arange(6.0), 9), np.arange(6)).gather(np.array([2]))[0] == 2
+    )
