@@ -54,11 +54,12 @@ def averages_by_hand(session: isotrain.Session) -> Any:
     assert_equal(weights(session), by_step[-1])
     policy = session.spec.weight_average
     assert policy is not None
-    expected, count = by_step[policy.start], 1
-    for step in range(policy.start + policy.every, len(by_step), policy.every):
-        weight = policy.weight(count)
-        count += 1
-        expected = {n: a + weight * (by_step[step][n] - a) for n, a in expected.items()}
+    taken = by_step[policy.start :: policy.every]
+    if session.spec.ema is None:
+        return average, {n: np.mean([each[n] for each in taken], axis=0) for n in taken[0]}
+    decay, expected = session.spec.ema.decay, taken[0]
+    for each in taken[1:]:
+        expected = {n: decay * a + (1 - decay) * each[n] for n, a in expected.items()}
     return average, expected
 
 
