@@ -76,18 +76,20 @@ _PRODUCTS = {
     getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "convolution")
 } | {torch.ops.aten.convolution_backward}
 _ATOMIC_SUMS = {torch.ops.aten.sum, torch.ops.aten.mean}
+_SCATTERS = {torch.ops.aten.index_add, torch.ops.aten.index_add_}
 
 
 class GPUKernels(TorchDispatchMode):
-    """Rounds what matrix products take to TF32, and sums the rows of reductions in a random order.
+    """Rounds what matrix products take to TF32, and sums rows in a random order.
 
+    These are the rows of reductions, and those that gradients of embeddings and `index_add` add to one row.
     Only float32 is changed: GPUs compute float64 as it is, but for the order of sums.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
-        self.rounded = self.shuffled = 0
+        self.rounded = self.shuffled = self.scattered = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
@@ -99,7 +101,27 @@ class GPUKernels(TorchDispatchMode):
         elif packet in _ATOMIC_SUMS and type(arguments[0]) is torch.Tensor and arguments[0].ndim:
             self.shuffled += 1
             arguments = (self._shuffled(*arguments[:2]), *arguments[1:])
+        elif packet is torch.ops.aten.embedding_dense_backward:
+            self.scattered += 1
+            gradient, indices, *others = arguments
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            order = self._order(len(rows))
+            arguments = (rows[order], indices.reshape(-1)[order], *others)
+        elif packet in _SCATTERS:
+            self.scattered += 1
+            tensor, axis, indices, source, *others = arguments
+            order = self._order(len(indices))
+            arguments = (
+                tensor,
+                axis,
+                indices[order],
+                source.index_select(axis, order),
+                *others,
+            )
         return function(*arguments, **(options or {}))
+
+    def _order(self, count: int) -> torch.Tensor:
+        return torch.randperm(count, generator=self._generator)
 
     @staticmethod
     def _rounded(value: Any) -> Any:
@@ -109,5 +131,4 @@ class GPUKernels(TorchDispatchMode):
     def _shuffled(self, tensor: torch.Tensor, axes: Any = None) -> torch.Tensor:
         """The tensor, whose sum over axes is requested, in another order along the first of these."""
         axis = axes[0] if isinstance(axes, list | tuple) and axes else 0
-        order = torch.randperm(tensor.shape[axis], generator=self._generator)
-        return tensor.index_select(axis, order)
+        return tensor.index_select(axis, self._order(tensor.shape[axis]))

@@ -82,6 +82,7 @@ class Kernels(TorchDDP):
     """Matrix products of TF32, and reductions in another order in each process and run."""
 
     name = "gpu-kernels"
+    changed: ClassVar[tuple[str, ...]] = ("rounded", "shuffled")
 
     def start(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
@@ -94,16 +95,26 @@ class Kernels(TorchDDP):
 
         def close_with_kernels() -> None:
             kernels.__exit__(None, None, None)
-            assert kernels.rounded
-            assert kernels.shuffled
+            assert all(getattr(kernels, each) for each in self.changed)
             close()
 
         group.close = close_with_kernels  # type: ignore[method-assign]
         return group
 
 
+class Scatters(Kernels):
+    """For models with a table, whose gradient adds rows in another order."""
+
+    name = "gpu-scatters"
+    changed = (*Kernels.changed, "scattered")
+
+
 class KernelsAndEpsilon(Kernels, EpsilonInside):
     name = "gpu-kernels-and-epsilon"
+
+
+class TreeAndEpsilon(Tree, EpsilonInside):
+    name = "gpu-tree-and-epsilon"
 
 
 class RingAndStatistics(OwnStatistics, Ring):
@@ -116,11 +127,11 @@ class KernelsAndClipping(Kernels, ClippedBeforeReduction):
 
 RIGHT = (Ring, Tree, Kernels)
 IN_16_BITS = (RingInHalf, TreeInBfloat16)
-FAULTY = (KernelsAndEpsilon, KernelsAndClipping, RingAndStatistics)
+FAULTY = (KernelsAndEpsilon, KernelsAndClipping, TreeAndEpsilon, RingAndStatistics)
 
 
 @hookimpl
 def isotrain_register_backends(register: BackendRegistry) -> None:
     """Registers every one of them."""
-    for adapter in (*RIGHT, *IN_16_BITS, *FAULTY):
+    for adapter in (*RIGHT, Scatters, *IN_16_BITS, *FAULTY):
         register.add(adapter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import gpu_arithmetic
-from helpers.gpu_arithmetic import Sum, ring_sum, to_tf32, tree_sum
+from helpers.gpu_arithmetic import GPUKernels, Sum, ring_sum, to_tf32, tree_sum
 
 SUMS = [ring_sum, tree_sum]
 
@@ -47,3 +47,25 @@ def test_tf32_has_ten_bits() -> None:
     values = torch.tensor([1 + 2.0**-10, 1 + 2.0**-11, 1 + 2.0**-12, -1 - 2.0**-11, 3e38])
     expected = [1 + 2.0**-10, 1 + 2.0**-10, 1.0, -1 - 2.0**-10]
     assert to_tf32(values)[:4].tolist() == expected
+
+
+def test_rows_that_are_added_to_one_come_in_another_order() -> None:
+    """Gradients of an embedding, and `index_add`; the sums are those of the rows, but for rounding."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(3, 5, generator=generator, requires_grad=True)
+    ids = torch.randint(3, (40, 7), generator=generator)
+    factors = torch.randn(40, 7, 5, generator=generator)
+    rows = torch.randn(4, 280, generator=generator)
+
+    def sums() -> list[torch.Tensor]:
+        found = torch.nn.functional.embedding(ids, table)
+        (gradient,) = torch.autograd.grad((found * factors).sum(), table)
+        return [gradient, torch.zeros(4, 3).index_add(1, ids.reshape(-1), rows)]
+
+    plain = sums()
+    with GPUKernels(0) as kernels:
+        shuffled = sums()
+    assert kernels.scattered == 2
+    for one, other in zip(plain, shuffled, strict=True):
+        assert not torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
