@@ -113,14 +113,16 @@ benchmark: environment ## isotrain beside what people would run instead: hours
 	test -e .venv-peers/complete || $(VENV_PYTHON) -m benchmarks.peers --setup
 	$(VENV_PYTHON) -m benchmarks.peers
 
-dist: environment ## the source distribution and the wheel, in dist/
+dist: export ISOTRAIN_URL = $(URL)
+dist: environment ## the source distribution and the wheel, in dist/; URL=https://... says where the project lives
 	rm -rf dist
 	$(VENV_PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
 	$(VENV_PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
-release: ## everything that continuous integration runs, then dist/ and a tag of the version in pyproject.toml
+release: ## what continuous integration runs, then dist/ and a tag of the version in pyproject.toml: URL=https://... make release
+	test -n '$(URL)'
 	test -z "$$(git status --porcelain)"
 	grep -q '^## \[$(VERSION)\]' CHANGELOG.md
 	.ci/run

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import webbrowser
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from isotrain.analysis.compare import store
 from isotrain.analysis.compare.engine import ComparisonEngine
+from isotrain.analysis.compare.records import COMPARISON_FILE
 from isotrain.analysis.compare.result import Comparison, read_comparison
 from isotrain.analysis.compare.settings import REPEATS, STEPS, CompareRequest
 from isotrain.analysis.pages.page import write_page
@@ -46,7 +48,7 @@ def report(options: argparse.Namespace) -> None:
     """Runs `isotrain report`: writes the page of a comparison, a run or a parity check.
 
     Raises:
-        PlanError: `--follow` with what is no run.
+        PlanError: There are no results, or `--follow` with what is no run.
     """
     source = Path(options.results)
     if (source / SPEC_FILE).is_file():
@@ -55,8 +57,13 @@ def report(options: argparse.Namespace) -> None:
         raise PlanError(f"report --follow: {source} is no run, and only a run goes on.")
     elif source.name == PARITY_FILE or (source / PARITY_FILE).is_file():
         _report_parity(source, options)
-    else:
+    elif source.is_file() or (source / COMPARISON_FILE).is_file():
         _report_comparison(source, options)
+    else:
+        raise PlanError(
+            f"report: {source} has no results. Expected the folder of a run, of a comparison"
+            " (`isotrain compare --output`) or of a parity check (`isotrain parity --output`)."
+        )
 
 
 def _report_comparison(source: Path, options: argparse.Namespace) -> None:
@@ -64,7 +71,8 @@ def _report_comparison(source: Path, options: argparse.Namespace) -> None:
     comparison = read_comparison(source)
     folder = source if source.is_dir() else source.parent
     # Without the report's packages, `to_html` raises an error that names the missing one.
-    path = store.publish(comparison, folder) or comparison.to_html(folder)
+    with _making_the_page(options):
+        path = store.publish(comparison, folder) or comparison.to_html(folder)
     _print(comparison, folder, path, options.json)
     _open(path, options)
 
@@ -73,7 +81,8 @@ def _report_run(source: Path, options: argparse.Namespace) -> None:
     """Writes the report of a run, with `--follow` until the run has ended, and prints its path."""
     from isotrain.analysis.run_report.html import follow, write_report
 
-    path, is_running = write_report(source, follows=options.follow)
+    with _making_the_page(options):
+        path, is_running = write_report(source, follows=options.follow)
     _print_path(path, options.json)
     _open(path, options)
     if is_running and options.follow:
@@ -85,9 +94,15 @@ def _report_parity(source: Path, options: argparse.Namespace) -> None:
     from isotrain.analysis.parity.report import read_parity, render
 
     folder = source if source.is_dir() else source.parent
-    path = write_page(render(read_parity(source)), folder)
+    with _making_the_page(options):
+        path = write_page(render(read_parity(source)), folder)
     _print_path(path, options.json)
     _open(path, options)
+
+
+def _making_the_page(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """Shows in a terminal that the page is made, which takes seconds where its plots are many."""
+    return waiting("making the page", quiet=options.quiet)
 
 
 def _print_path(report: Path, as_json: bool) -> None:

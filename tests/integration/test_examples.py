@@ -361,6 +361,27 @@ def test_cifar_trains_alike_under_two_frameworks(tmp_path: Path) -> None:
     assert first_losses[1] == pytest.approx(first_losses[0], rel=1e-3)
 
 
+# --- the README ----------------------------------------------------------------------------------
+
+
+@pytest.mark.examples
+def test_parity_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    """A reader's first steps: the model of `isotrain init` with one more layer, and a difference."""
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    shown = readme.partition("```text\ntorch-ddp@2: difference\n")[2].partition("```")[0]
+    assert command("init", "spirals", folder=tmp_path).returncode == 0
+    model = tmp_path / "spirals" / "model.py"
+    layer = '            layers.Dense(32, activation="tanh"),\n'
+    more = f"{layer}            layers.BatchNormalization(),\n"
+    model.write_text(model.read_text().replace(layer, more, 1))
+    done = command(
+        "parity", "train.yaml", *on("torch-ddp", 1)[:2], "--replicas", "1,2", folder=model.parent
+    )
+    lines = [line.removesuffix("...").rstrip() for line in shown.splitlines()]
+    assert len(lines) == 7
+    assert [line for line in lines if line not in done.stdout] == []
+
+
 # --- the demo ------------------------------------------------------------------------------------
 
 

@@ -110,6 +110,13 @@ def test_the_command_writes_the_page_of_a_run(copy: Path) -> None:
     assert (copy / "report.html").is_file()
 
 
+def test_a_folder_without_results_is_told(tmp_path: Path) -> None:
+    done = command("report", "nowhere", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = "nowhere has no results. Expected the folder of a run, of a comparison"
+    assert expected in done.stderr
+
+
 def test_a_damaged_file_is_named(copy: Path) -> None:
     (copy / "steps.jsonl").write_text("{\n")
     with pytest.raises(IsotrainError, match=re.escape("steps.jsonl, line 1")):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,7 @@ DEPENDENCIES = (
 )
 """Packages and modules that isotrain's dependencies install, without fsspec, which only URLs need."""
 FOLDERS = {"benchmarks", "core", "docs", "examples", "isotrain", "tests", "tools"}
+URL = "https://example.org/isotrain"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 pytestmark = [pytest.mark.slow, pytest.mark.examples]
@@ -42,10 +45,11 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target, follow_symlinks=False)
     program = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
-    subprocess.run([sys.executable, "-c", program], cwd=folder / "clone", check=True)
+    variables = {**os.environ, "ISOTRAIN_URL": f"{URL}/"}
+    subprocess.run([sys.executable, "-c", program], cwd=folder / "clone", env=variables, check=True)
     (source,) = folder.glob("*.tar.gz")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
-    subprocess.run([*PIP, "wheel", *options, str(source)], check=True)
+    subprocess.run([*PIP, "wheel", *options, str(source)], env=variables, check=True)
     (wheel,) = folder.glob("*.whl")
     return source, wheel
 
@@ -71,6 +75,24 @@ def test_the_wheel_has_the_packages_alone(distributions: tuple[Path, Path]) -> N
     patches = [name for name in names if name.endswith(".patch")]
     folder = "isotrain/build_horovod"
     assert sorted(patches) == [f"{folder}/horovod-0.28.1{kind}.patch" for kind in ("-gpu", "")]
+
+
+def test_the_page_of_the_package_has_links_that_lead_somewhere(
+    distributions: tuple[Path, Path],
+) -> None:
+    wheel = zipfile.ZipFile(distributions[1])
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = email.message_from_bytes(wheel.read(name))
+    version = isotrain.__version__
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
+    assert urls["Homepage"] == URL
+    assert urls["Changelog"] == f"{URL}/blob/v{version}/CHANGELOG.md"
+    text = metadata.get_payload()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert f"[tutorial]({URL}/blob/v{version}/docs/tutorial.md)" in text
+    assert f"]({URL}/raw/v{version}/docs/report-loss.png)" in text
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
 def test_the_wheel_trains_in_an_empty_environment(

@@ -40,6 +40,17 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
         store.new_folder("n", tmp_path)
 
 
+def test_a_variable_names_the_folder_of_comparisons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ISOTRAIN_COMPARISONS", raising=False)
+    assert store.new_folder("n", None).resolve().parent == tmp_path / "comparisons"
+    monkeypatch.setenv("ISOTRAIN_COMPARISONS", str(tmp_path / "elsewhere"))
+    made = store.new_folder("n", None)
+    assert (made.parent, made.is_dir()) == (tmp_path / "elsewhere", True)
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
