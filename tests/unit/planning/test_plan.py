@@ -37,7 +37,7 @@ from isotrain.core.launching.scheduler.scheduler_run import rank_command
 from isotrain.core.parameter_server.layout import ParameterServerLayout
 from isotrain.core.planning.cluster_resources import ClusterResources
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
-from isotrain.core.planning.planner import make_plan, missing_capabilities
+from isotrain.core.planning.planner import make_plan, missing_capabilities, plan_of_members
 from isotrain.core.planning.resources import Devices
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
@@ -147,6 +147,16 @@ def test_local_batches_add_up_and_processes_hold_one_replica(host: PluginManager
     assert found.local_batch_sizes == (4, 3, 3)
     assert [process.replicas for process in found.processes] == [(0,), (1,), (2,)]
     assert found.collective == "wire"
+
+
+def test_members_of_an_elastic_run_share_the_same_global_batch(host: PluginManager) -> None:
+    first = plan(host)
+    found = plan_of_members(first, spec(), first.processes[:2])
+    assert found.global_batch_size == first.global_batch_size
+    assert found.local_batch_sizes == (5, 5)
+    assert (found.replicas, found.collective) == (2, "wire")
+    alone = plan_of_members(first, spec(), first.processes[:1])
+    assert (alone.local_batch_sizes, alone.collective) == ((10,), "none")
 
 
 def test_one_process_may_hold_every_replica(host: PluginManager) -> None:
