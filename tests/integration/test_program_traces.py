@@ -22,8 +22,8 @@ from isotrain.analysis.program_trace.comparison import compare
 from isotrain.analysis.program_trace.reading import ProgramTrace, read_trace
 from isotrain.core.errors import IsotrainError
 
-pytestmark = pytest.mark.examples
 SEEDS = int(os.environ.get("ISOTRAIN_TRACE_SEEDS", "4"))
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(300 + 15 * SEEDS)]  # all are recorded first
 TESTS = Path(__file__).parents[1]
 TRAIN = """
 import gc

@@ -155,7 +155,7 @@ def assert_equals_one_replica(results: dict[str, Any], model: str) -> None:
         ("portable", "torch-ddp", 3, {}),
         ("portable", "torch-ddp", 2, {"capture": False}),
         ("portable", "torch-ddp", 2, SPLIT | {"recompute": ["dropout", "lstm"]}),
-        ("portable", "tf-mirrored", 3, {}),
+        feature("portable", "tf-mirrored", 3, {}),
         feature("portable", "tf-multiworker", 2, SPLIT | {"recompute": ["dropout", "lstm"]}),
         feature("portable", "horovod-torch", 2, {}),
         feature("portable", "horovod-tf", 3, {}),

@@ -194,8 +194,8 @@ def test_the_plan_has_one_thread_and_the_bytes_of_an_all_reduce() -> None:
 @pytest.mark.parametrize(
     ("cases", "backend", "counts"),
     [
-        pytest.param(CASES | NATIVE, "torch-ddp", (1, 3), id="torch-ddp"),
-        pytest.param(CASES | NATIVE, "torch-ddp", (1, 2, 8), id="even", marks=FEATURES),
+        pytest.param(FEW_CASES | NATIVE, "torch-ddp", (1, 3), id="torch-ddp"),
+        pytest.param(CASES | NATIVE, "torch-ddp", (1, 2, 3, 8), id="all", marks=FEATURES),
         pytest.param(FEW_CASES | NATIVE, "horovod-torch", (1, 3), id="horovod", marks=FEATURES),
     ],
 )
@@ -214,7 +214,8 @@ def test_tensorflow_has_the_same_bits(backend: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parts", "replicas"), [(8, 3), pytest.param(2, 2, marks=FEATURES)])
+@pytest.mark.features
+@pytest.mark.parametrize(("parts", "replicas"), [(8, 3), (2, 2)])
 def test_a_run_on_tensorflow_has_the_same_bits(parts: int, replicas: int, tmp_path: Path) -> None:
     """Replicas with 3, 3 and 2 parts, or 1 each, which also try the metrics before the first step."""
     fields = CASES["dropout"] | {"epochs": 1, "reproducible": {"granularity": parts}}

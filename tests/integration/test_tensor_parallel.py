@@ -117,7 +117,13 @@ ROUTES = {
 
 
 @pytest.mark.parametrize(
-    "route", ["data-parallel", *(pytest.param(r, marks=pytest.mark.slow) for r in list(ROUTES)[1:])]
+    "route",
+    [
+        "data-parallel",
+        pytest.param("sharded", marks=pytest.mark.slow),
+        pytest.param("degree", marks=pytest.mark.slow),
+        pytest.param("tensorflow", marks=(pytest.mark.slow, pytest.mark.features)),
+    ],
 )
 def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path, route: str) -> None:
     fields = {**STEPPED, "epochs": None, "checkpoint": {"every_steps": 2}}
