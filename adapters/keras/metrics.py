@@ -5,13 +5,13 @@ Imported by adapters only after `keras_backend.set_backend`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from isotrain.adapters.common import class_targets
 from isotrain.adapters.common import spec_components as choices
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import builtin_names as keras_names
@@ -28,8 +28,6 @@ Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
 _UNWEIGHTED = (Component("metric"),)
 """Spec entry of a metric without options: it measures the model's whole output, unweighted."""
-_NO_CLASS = re.compile(r"Target -?\d+ is out of bounds")
-"""Part of torch's error for a class that the predictions do not have."""
 _OF_SHAPES = (ValueError, TypeError, IndexError)
 """Exceptions that Keras and the frameworks raise for shapes that do not fit; torch also a RuntimeError."""
 
@@ -160,7 +158,7 @@ def update_metric(
     call = checking_shapes("metrics", metric) if is_keras_builtin(metric) else metric.update_state
     # Keras multiplies masks into weights, on torch in place.
     weight_args = () if weights is None else (keras.ops.copy(weights),)
-    with keras_private.top_k_of_all_floats():
+    with keras_private.top_k_of_all_targets():
         call(*_as_columns(metric, targets, predictions), *weight_args)
 
 
@@ -181,13 +179,12 @@ def checking_shapes(
             raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {_FIT}")
         try:
             return call(targets, predictions, *others)
+        except SpecError:
+            raise
         except Exception as error:
-            if _NO_CLASS.search(str(error)):
-                raise SpecError(
-                    f"{field}: {part.name!r} got a target that is no class: {error} Expected 0 to"
-                    f" {predictions.shape[axis] - 1}, as the predictions have shape"
-                    f" {list(predictions.shape)}. Change the data, or the outputs of the model."
-                ) from error
+            if (target := class_targets.invalid_class(error)) is not None:
+                expected = class_targets.expectation(field, part.name, predictions.shape[axis])
+                raise class_targets.received(expected, target) from error
             if not isinstance(error, _OF_SHAPES) and type(error) is not RuntimeError:
                 raise
             raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {error}") from error

@@ -43,12 +43,18 @@ def sparse_categorical_crossentropy(
     """Cross-entropy of logits, shape `[samples, classes]`, and integer labels from 0, shape `[samples]`.
 
     Raises:
-        SpecError: `from_logits` is not true.
+        SpecError: `from_logits` is not true, or a label is no class.
     """
     if not from_logits:
         raise SpecError(
             "loss: the NumPy backend has sparse_categorical_crossentropy of logits only: give it the"
             " option from_logits: true, and leave the softmax out of the model."
+        )
+    classes = predictions.shape[1]
+    if (wrong := targets[(targets < 0) | (targets >= classes)]).size:
+        raise SpecError(
+            "loss: 'sparse_categorical_crossentropy' got a target that is no class; expected 0 to"
+            f" {classes - 1}. Received {wrong.flat[0]}."
         )
     shifted = predictions - predictions.max(axis=1, keepdims=True)
     exponentials = np.exp(shifted)

@@ -188,7 +188,7 @@ def arrays(seed: int) -> dict[str, Arrays]:
         "letters_read": (letters, draw.integers(4, size=(6, 3))),
         "class_maps": (letters, normal(6, 4, 3)),
         "whole": (classes, draw.integers(4, size=12).astype("f8")),
-        "texts": (draw.integers(0, 4, size=(4, 3)), normal(4, 8, 5)),
+        "texts": (-np.sort(-draw.integers(0, 4, size=(4, 3))), normal(4, 8, 5)),  # 0 only pads
         "embedded": (classes, units / np.linalg.norm(units, axis=-1, keepdims=True)),
     }
 

@@ -136,7 +136,7 @@ def four_classes() -> Any:
 @pytest.mark.slow
 def test_a_target_that_is_no_class_is_named(tmp_path: Path) -> None:
     changes = {"model": three_classes, "data": four_classes}
-    expected = "'sparse_categorical_crossentropy' got a target that is no class: Target 3 .* 0 to 2"
+    expected = "'sparse_categorical_crossentropy' got a target .* expected 0 to 2.* Received 3"
     with pytest.raises(isotrain.IsotrainError, match=expected):
         isotrain.run(
             FIELDS | changes | {"loss": "sparse_categorical_crossentropy"},

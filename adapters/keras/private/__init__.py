@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from isotrain.adapters.keras.private import (
     calls,
+    class_targets,
     layers,
     losses,
     masks,
@@ -21,6 +22,11 @@ from isotrain.adapters.keras.private.calls import (
     is_training,
     layer_of_error,
     uncast,
+)
+from isotrain.adapters.keras.private.class_targets import (
+    refuse_wrong_classes,
+    set_class_loss,
+    top_k_of_all_targets,
 )
 from isotrain.adapters.keras.private.layers import (
     AttentionLayers,
@@ -52,7 +58,6 @@ from isotrain.adapters.keras.private.losses import (
     local_mean_losses,
     observe_loss_denominators,
     set_probability_loss,
-    top_k_of_all_floats,
     weighted_mean,
 )
 from isotrain.adapters.keras.private.masks import mask_of, set_mask
@@ -79,6 +84,7 @@ PROBES = (
     *masks.PROBES,
     *rng.PROBES,
     *losses.PROBES,
+    *class_targets.PROBES,
     *optimizers.PROBES,
     *misc.PROBES,
 )
@@ -131,7 +137,9 @@ __all__ = [
     "standardized_inputs",
     "call_context",
     "detach_schedule",
-    "top_k_of_all_floats",
+    "refuse_wrong_classes",
+    "set_class_loss",
+    "top_k_of_all_targets",
     "uncast",
     "unwatch_trainable",
     "watch_trainable",

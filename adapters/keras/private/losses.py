@@ -129,31 +129,6 @@ def _probe_is_built() -> None:
     require(is_built(metric), "R2Score with its variables afterwards")
 
 
-def top_k_of_all_floats() -> contextlib.AbstractContextManager[None]:
-    """Context in which top-k metrics take any float dtype; TensorFlow's kernel takes float32 only."""
-    if backend.backend() != "tensorflow":
-        return contextlib.nullcontext()
-    native = backend.math.in_top_k
-
-    def in_top_k(targets: Any, predictions: Any, k: int) -> Any:
-        if keras.backend.standardize_dtype(predictions.dtype) == "float32":
-            return native(targets, predictions, k)
-        target_scores = keras.ops.take_along_axis(predictions, targets[:, None], axis=-1)
-        higher = keras.ops.sum(keras.ops.cast(predictions > target_scores, "int32"), axis=-1)
-        return keras.ops.logical_and(keras.ops.isfinite(target_scores[:, 0]), higher < k)
-
-    return patched_attribute(backend.math, "in_top_k", in_top_k)
-
-
-def _probe_top_k() -> None:
-    targets, predictions = keras.ops.convert_to_tensor([1, 0]), [[0.5, 0.25, 0.125]] * 2
-    for dtype in ("float16", "float32", "float64"):
-        metric = keras.metrics.SparseTopKCategoricalAccuracy(k=1)
-        with top_k_of_all_floats():
-            metric.update_state(targets, keras.ops.convert_to_tensor(predictions, dtype))
-        require(float(metric.result()) == 0.5, f"the highest of predictions of {dtype}")
-
-
 def class_axis(part: keras.losses.Loss | keras.metrics.Metric) -> int:
     """Class axis of a loss's or metric's predictions: its `axis` option, else -1."""
     axis: int = getattr(part, "_fn_kwargs", {}).get("axis", -1)
@@ -176,6 +151,5 @@ PROBES = (
     PrivateApiProbe("losses.loss.reduce_weighted_values", _probe_loss_denominators),
     PrivateApiProbe("backend.nn.binary_crossentropy", _probe_probability_loss),
     PrivateApiProbe("Metric._built", _probe_is_built),
-    PrivateApiProbe("backend.math.in_top_k", _probe_top_k),
     PrivateApiProbe("LossFunctionWrapper._fn_kwargs", _probe_class_axis),
 )

@@ -18,6 +18,7 @@ from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
     local_mean_losses,
     random_streams,
 )
+from isotrain.adapters.tensorflow.base.require_all import refusal_of
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
 from isotrain.plugin import Batch, Phase, SpecError
@@ -238,11 +239,13 @@ def _call(function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
     """Calls a traced function.
 
     Raises:
-        SpecError: An objective's collective got tensors of several shapes.
+        SpecError: An objective's collective got tensors of several shapes, or a target is no class.
     """
     try:
         return function(*tensors)
     except tf.errors.InvalidArgumentError as error:
+        if (refusal := refusal_of(error)) is not None:
+            raise refusal from None
         failed = re.search(r"assertion failed: \[(objective: .*)\] \[(\[.*\])\]", error.message)
         if failed is None:
             raise

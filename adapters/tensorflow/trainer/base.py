@@ -32,6 +32,7 @@ from isotrain.adapters.tensorflow.base import private_api
 from isotrain.adapters.tensorflow.base.keras_trace_overrides import shifted_seeds
 from isotrain.adapters.tensorflow.base.private_api import copies
 from isotrain.adapters.tensorflow.base.recompute import recompute, recomputed
+from isotrain.adapters.tensorflow.base.require_all import require_all
 from isotrain.adapters.tensorflow.base.variables import assign_all, flatten, undo_where, value_of
 from isotrain.adapters.tensorflow.base.xla import Compute, compiled
 from isotrain.adapters.tensorflow.trainer.frozen_state import FrozenState
@@ -87,6 +88,7 @@ class ReplicaTrainer:
             spec: Training spec.
             scope: Scope of the `tf.distribute` strategy, in which variables are created.
         """
+        keras_private.refuse_wrong_classes(require_all)
         tf.random.set_seed(spec.seed)
         self._frozen = {
             each.name: self._build_frozen(each, its_spec, scope)

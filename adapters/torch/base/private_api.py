@@ -22,6 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from isotrain.adapters.common.private_api import PrivateApiProbe, require
 
+assert_async = torch._assert_async
+ASSERTIONS = {torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg}
+"""Operations of `assert_async` in a graph: they have no result, and must stay."""
 binary_cross_entropy = torch._C._nn.binary_cross_entropy
 cross_entropy_loss = torch._C._nn.cross_entropy_loss
 foreach_add = torch._foreach_add
@@ -118,6 +121,19 @@ def _probe_binary_cross_entropy() -> None:
         arguments = (probabilities, targets, *options)
         is_same = torch.equal(binary_cross_entropy(*arguments), operation(*arguments))
         require(is_same, "weights and reduction, in this order")
+
+
+def _probe_assert_async() -> None:
+    assert_async(torch.tensor(True), "not said")
+    message = ""
+    try:
+        assert_async(torch.tensor(False), "what was expected")
+    except RuntimeError as error:
+        message = str(error)
+    require("what was expected" in message, "an error with the message where it does not hold")
+    graph = traced(lambda x: (assert_async(x.all(), "said"), x + 1)[1], torch.ones(2)).graph
+    targets = [node.target for node in graph.nodes]
+    require(not ASSERTIONS.isdisjoint(targets), "an operation of a traced graph")
 
 
 def has_listeners(optimizer: torch.optim.Optimizer) -> bool:
@@ -379,6 +395,7 @@ def _probe_storage() -> None:
 
 
 PROBES = (
+    PrivateApiProbe("_assert_async", _probe_assert_async),
     PrivateApiProbe("_C._nn.binary_cross_entropy", _probe_binary_cross_entropy),
     PrivateApiProbe("_C._nn.cross_entropy_loss", _probe_cross_entropy),
     PrivateApiProbe("_foreach_*", _probe_foreach),

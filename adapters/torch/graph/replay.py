@@ -125,7 +125,11 @@ class GraphCache:
         if captured is None:
             self._register(key, inputs, targets)
         elif self._is_valid(captured, inputs, targets):
-            return captured.traced_graph(inputs, targets)
+            try:
+                return captured.traced_graph(inputs, targets)
+            except Exception:
+                self._compute(inputs, targets)  # its error names the layer, the loss and the value
+                raise
         return self._compute(inputs, targets)
 
     def _register(self, key: Any, inputs: Any, targets: Any) -> None:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from isotrain.adapters.common import class_targets
 from isotrain.adapters.torch.base.binary_cross_entropy import probability_loss
+from isotrain.adapters.torch.base.require_all import require_all
 from isotrain.adapters.torch.loss.shapes import classes_and_scores, same_shape_and_dtype
 from isotrain.plugin import SpecError
 
@@ -23,6 +25,8 @@ MEAN_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 """Keras' names of the reductions of loss values to a mean."""
 EPSILON = 1e-7
 """Keras' epsilon, which keeps logarithms and quotients away from 0."""
+NO_CLASS = -(2**63)
+"""`ignore_index` of torch's cross-entropies with which they refuse every target that is no class."""
 
 
 class Masked(NamedTuple):
@@ -242,20 +246,47 @@ def sparse_categorical_crossentropy(
 ) -> Tensor | Masked:
     """Cross-entropy with target classes, shape `[samples, ...]`."""
     classes, scores = classes_and_scores(targets, predictions, axis)
-    if ignore_class is None:
-        return _sparse(scores, classes, from_logits)
-    mask = classes != ignore_class
-    values = _sparse(
-        torch.where(mask.unsqueeze(1), scores, 0.0), classes.where(mask, 0), from_logits
-    )
+    try:
+        if ignore_class is None:
+            return _sparse(scores, classes, from_logits)
+        mask = classes != ignore_class
+        values = _sparse(
+            torch.where(mask.unsqueeze(1), scores, 0.0), classes.where(mask, 0), from_logits
+        )
+    except IndexError as error:
+        raise _naming_classes(error, scores) from None
     return Masked(values.where(mask, 0.0), mask)
+
+
+def mean_sparse_categorical_crossentropy(scores: Tensor, classes: Tensor) -> Tensor:
+    """Mean cross-entropy of logits, from the results of `classes_and_scores`; a scalar."""
+    try:
+        return functional.cross_entropy(scores, classes, ignore_index=NO_CLASS)
+    except IndexError as error:
+        raise _naming_classes(error, scores) from None
+
+
+def _naming_classes(error: IndexError, scores: Tensor) -> Exception:
+    """The error for a target that is no class of `[samples, classes, ...]`; another error as it is."""
+    target = class_targets.invalid_class(error)
+    if target is None:
+        return error
+    name = "sparse_categorical_crossentropy"
+    return class_targets.received(class_targets.expectation("loss", name, scores.shape[1]), target)
+
+
+def class_loss(targets: Tensor, predictions: Tensor, from_logits: bool, axis: int) -> Tensor:
+    """Cross-entropy with target classes, shape `[samples, ...]`; every target must be a class."""
+    classes, scores = classes_and_scores(targets, predictions, axis)
+    return _sparse(scores, classes, from_logits)
 
 
 def _sparse(scores: Tensor, classes: Tensor, from_logits: bool) -> Tensor:
     """Cross-entropy of each position, `[samples, ...]`, from the results of `classes_and_scores`."""
     if from_logits:
-        return functional.cross_entropy(scores, classes, reduction="none")
-    return functional.nll_loss(_probabilities(scores, 1).log(), classes, reduction="none")
+        return functional.cross_entropy(scores, classes, ignore_index=NO_CLASS, reduction="none")
+    logarithms = _probabilities(scores, 1).log()
+    return functional.nll_loss(logarithms, classes, ignore_index=NO_CLASS, reduction="none")
 
 
 def categorical_generalized_cross_entropy(
@@ -269,6 +300,11 @@ def categorical_generalized_cross_entropy(
     if not 0.0 < q < 1.0:
         raise ValueError(f"q: expected a number between 0 and 1, got {q!r}")
     classes, scores = classes_and_scores(targets, predictions)
+    require_all(
+        (classes >= 0) & (classes < scores.shape[1]),
+        classes,
+        class_targets.expectation("loss", "categorical_generalized_cross_entropy", scores.shape[1]),
+    )
     target_probability = scores.gather(1, classes.unsqueeze(1)).squeeze(1)
     return (1.0 - target_probability.pow(q)) / q
 
@@ -281,19 +317,26 @@ def ctc(targets: Tensor, predictions: Tensor) -> Tensor:
         predictions: Logits, shape `[samples, steps, classes]`.
 
     Raises:
-        SpecError: The ranks differ from these.
+        SpecError: The ranks differ from these, a label is no class, or the labels do not fit into the steps.
     """
     if targets.dim() != 2 or predictions.dim() != 3:
         raise SpecError(
             "loss: ctc expected targets of shape [samples, letters] and predictions of shape [samples, steps,"
             f" classes], got {list(targets.shape)} and {list(predictions.shape)}."
         )
-    samples, steps, _ = predictions.shape
+    samples, steps, classes = predictions.shape
+    labels, lengths = targets.long(), (targets != 0).sum(-1)
+    is_label = torch.arange(labels.shape[1], device=labels.device) < lengths.unsqueeze(1)
+    is_class = (labels > 0) & (labels < classes)
+    require_all(is_class | ~is_label, labels, class_targets.ctc_labels(classes))
+    again = (labels[:, 1:] == labels[:, :-1]) & is_label[:, 1:]
+    needed = lengths + again.sum(-1)
+    require_all(needed <= steps, needed, class_targets.CTC_FIT)
     return functional.ctc_loss(
         functional.log_softmax(predictions.transpose(0, 1), -1),
-        targets.long(),
+        labels,
         torch.full((samples,), steps),
-        (targets != 0).sum(-1),
+        lengths,
         reduction="none",
     )
 

@@ -46,7 +46,10 @@ _FUSED_MEANS: Mapping[Callable[..., Any], FusedMean] = {
 }
 """Fused means of named losses."""
 _FUSED_MEANS_OF_LOGITS: Mapping[Callable[..., Any], FusedMean] = {
-    losses.sparse_categorical_crossentropy: (classes_and_scores, functional.cross_entropy),
+    losses.sparse_categorical_crossentropy: (
+        classes_and_scores,
+        losses.mean_sparse_categorical_crossentropy,
+    ),
     losses.binary_crossentropy: (
         same_shape_and_dtype,
         functional.binary_cross_entropy_with_logits,

@@ -71,5 +71,6 @@ def classes_and_scores(
     """Targets as int64 `[samples, ...]`; predictions as `[samples, classes, ...]`, torch's layout."""
     if targets.dim() == predictions.dim() and targets.shape[axis] == 1:
         targets = targets.squeeze(axis)
-    scores = predictions if predictions.dim() == 2 else predictions.movedim(axis, 1)
+    has_axis = axis % predictions.dim() == 1
+    scores = predictions if has_axis else predictions.movedim(axis, 1)
     return targets.long(), scores

@@ -262,8 +262,10 @@ def sparse_top_k_categorical_accuracy(
     classes = _classes(targets, predictions).unsqueeze(-1)
     if from_sorted_ids:
         return (classes == predictions[..., :k]).any(-1).to(torch.float64)
-    target_scores = predictions.gather(-1, classes.long())
-    return ((predictions > target_scores).sum(-1) < k).to(torch.float64)
+    is_class = (classes >= 0) & (classes < predictions.shape[-1])  # another target counts as wrong
+    target_scores = predictions.gather(-1, torch.where(is_class, classes, 0).long())
+    is_among = (predictions > target_scores).sum(-1) < k
+    return (is_among & is_class.squeeze(-1)).to(torch.float64)
 
 
 def inferred_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:

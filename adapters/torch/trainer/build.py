@@ -117,8 +117,12 @@ def _build_seeded(spec: TrainingSpec, function: Callable[..., Any]) -> Any:
     from isotrain.adapters.keras import private as keras_private
     from isotrain.adapters.torch.base.binary_cross_entropy import probability_loss
     from isotrain.adapters.torch.base.recompute import recomputed
+    from isotrain.adapters.torch.base.require_all import require_all
+    from isotrain.adapters.torch.loss.functional import class_loss
 
     keras_private.set_probability_loss(probability_loss)
+    keras_private.set_class_loss(class_loss)
+    keras_private.refuse_wrong_classes(require_all)
     torch.manual_seed(spec.seed)
     return keras_model.build_model(spec, "torch", recomputed=recomputed)
 

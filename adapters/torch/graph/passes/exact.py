@@ -101,7 +101,7 @@ def replace(node: Node, other: Node) -> None:
 def is_pure(node: Node) -> bool:
     """Whether an operation has no side effects and is deterministic."""
     schema = private_api.schema_of(node.target)
-    if node.op != "call_function" or schema is None:
+    if node.op != "call_function" or schema is None or node.target in private_api.ASSERTIONS:
         return False
     return not schema.is_mutable and not draws(node)
 

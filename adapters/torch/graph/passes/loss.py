@@ -16,6 +16,7 @@ from isotrain.adapters.torch.graph.passes.nodes import (
     is_only_used_by,
     shape_of,
 )
+from isotrain.adapters.torch.loss.functional import NO_CLASS
 
 _DEFAULTS = (None, None, None, 1, -100, 0.0)
 """Defaults of all arguments of `aten.cross_entropy_loss`; indexed as those (see `_REDUCTION`)."""
@@ -58,7 +59,7 @@ def skip_class_casts(node: Node) -> bool:
     integers = None if floats is None else _cast_source(floats)
     if args is None or integers is None or len(scores) < 2:
         return False
-    if args[_IGNORE_INDEX] != _DEFAULTS[_IGNORE_INDEX]:
+    if args[_IGNORE_INDEX] not in (_DEFAULTS[_IGNORE_INDEX], NO_CLASS):
         return False
     if dtype_of(integers) not in _INTEGERS or scores[1] > _EXACT_INTEGERS.get(dtype_of(floats), 0):
         return False
