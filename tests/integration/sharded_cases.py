@@ -277,7 +277,7 @@ def gone_on(session: Session, name: str = "", *, folder: str) -> dict[str, Any]:
 
 
 def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """What a data-parallel run finds; and saves a hybrid one in stage 3, which keeps its port."""
+    """What a data-parallel run finds; and saves a hybrid one in stage 3."""
     found = trained(session)
     with next_session(session, "saved", spec(KINDS["hybrid 3"], fields)) as session:
         stopped(session)

@@ -203,7 +203,6 @@ def of_four() -> list[dict[str, Any]]:
     specs = {
         **cases.compared(cases.native(epochs=1), NATIVE),
         **cases.measured(MEASURED),
-        # the last one, as it keeps its port
         **{f"uneven, {n}": s for n, s in cases.compared(uneven, {LAST: ("hybrid 3",)}).items()},
     }
     return launched_in_turn(specs, cases.trained_or_measured, "torch-ddp", 4)
@@ -372,6 +371,20 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
     assert "first refers back to one that holds it" in refusals["refers back"]
 
 
+@pytest.mark.slow
+def test_sessions_follow_one_that_is_fully_sharded() -> None:
+    """torch's caches keep the group of a sharded module, which must not keep the port of the next one."""
+    strategies = {"sharded": cases.sharded(3), "whole": cases.PARALLEL}
+    specs = {
+        f"{turn} {name}": cases.spec(strategy, cases.native(epochs=1))
+        for turn in range(2)
+        for name, strategy in strategies.items()
+    }
+    for turns in launched_in_turn(specs, cases.trained_or_measured, "torch-ddp", 2):
+        for name in specs:
+            assert_equal(turns[name], turns["0 whole"], name)
+
+
 @pytest.mark.features
 def test_memory_and_traffic_of_full_sharding_are_as_planned() -> None:
     """It runs Adam, whose gradients are each clipped by norm, as data-parallel runs."""
@@ -383,8 +396,7 @@ def test_memory_and_traffic_of_full_sharding_are_as_planned() -> None:
     changes = cases.OPTIMIZERS["adam, by norms"]
     specs = {name: cases.spec(s, cases.native(), **changes) for name, s in strategies.items()}
     portable = cases.native(model=models.portable_model, epochs=1)
-    # the native one is last, as it keeps its port
-    specs = {"portable": cases.spec(strategies["parts"], portable), **specs}
+    specs["portable"] = cases.spec(strategies["parts"], portable)
     for turns in launched_in_turn(specs, trained_and_sent, "torch-ddp", 2):
         found = turns["parts"]
         assert_equal(found, turns["parallel"], "sharded")

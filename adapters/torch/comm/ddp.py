@@ -25,6 +25,7 @@ from isotrain.adapters.torch.comm.loss_in_gradients import LossInGradients
 from isotrain.adapters.torch.comm.powersgd import PowerSGD
 from isotrain.adapters.torch.comm.process_group import (
     ProcessGroupCommunicator,
+    destroy_process_group,
     sends_by_host,
     start_process_group,
 )
@@ -339,7 +340,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
             return
         self._process_groups.clear()
         gc.collect()
-        dist.destroy_process_group()
+        destroy_process_group()
 
 
 def _run_p2p(transfers: list[dist.P2POp]) -> None:

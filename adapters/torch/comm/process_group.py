@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -31,6 +32,9 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.
 def start_process_group(backend_config: BackendConfig, context: ProcessContext) -> None:
     """Joins torch's default process group. Called by every process; a local run listens on loopback only.
 
+    Rank 0 serves the store and has a connection to it besides, as the others: torch's caches may keep a
+    process group and its connection, and must not keep the port.
+
     Raises:
         PlanError: The rendezvous port is in use.
     """
@@ -39,15 +43,17 @@ def start_process_group(backend_config: BackendConfig, context: ProcessContext) 
     timeout = timedelta(seconds=backend_config.timeout)
     if host in ("127.0.0.1", "localhost"):
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    store: dist.Store = dist.TCPStore(
+    connect = functools.partial(
+        dist.TCPStore,
         host,
         port,
         context.world_size,
-        is_master=context.rank == 0,
         timeout=timedelta(seconds=context.join_seconds or backend_config.timeout),
         wait_for_workers=False,
-        master_listen_fd=_listen(host, port) if context.rank == 0 else None,
     )
+    if context.rank == 0:
+        _STORES.append(connect(is_master=True, master_listen_fd=_listen(host, port)))
+    store: dist.Store = connect(is_master=False)
     if context.join_seconds is not None:
         store = InterruptibleStore(store)
         _STORES.append(store)
@@ -67,7 +73,10 @@ _INTERRUPTED = threading.Event()
 
 
 _STORES: list[dist.Store] = []
-"""Stores of Python, of which a process group keeps the part in C++ alone."""
+"""Stores that live as long as the process group, which does not keep them.
+
+Rank 0's server, and stores of Python, of which the group keeps the part in C++ alone.
+"""
 
 
 class InterruptibleStore(dist.Store):
@@ -108,12 +117,17 @@ def interrupt_process_group() -> None:
     _INTERRUPTED.set()
 
 
+def destroy_process_group() -> None:
+    """Destroys torch's default process group; rank 0 stops listening. Local."""
+    dist.destroy_process_group()
+    _STORES.clear()
+
+
 def abandon_process_group() -> None:
     """Destroys torch's default process group, without waiting for other members. Local."""
     if not dist.is_initialized():  # or only half: torch counts groups, and by this begins anew
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    dist.destroy_process_group()
-    _STORES.clear()
+    destroy_process_group()
     _INTERRUPTED.clear()
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from isotrain.adapters.torch.comm.process_group import (
     ProcessGroupCommunicator,
+    destroy_process_group,
     sends_by_host,
     start_process_group,
 )
@@ -82,9 +83,9 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
         dist.barrier()
 
     def close(self) -> None:
-        """Destroys the process groups; the last reference frees the store and its port. Collective."""
+        """Destroys the process groups. Collective."""
         self.barrier()
         for name in ("module", "_peers", "_replica_group"):
             self.__dict__.pop(name, None)
         gc.collect()
-        dist.destroy_process_group()
+        destroy_process_group()
