@@ -5,6 +5,7 @@ Imported only after `keras_backend.set_backend`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import keras
 import torch
 
 from isotrain.adapters.keras import metrics as keras_metrics
+from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.metrics.base import LazyMetric
 
 
@@ -23,6 +25,7 @@ class KerasMetric(LazyMetric):
         self.name = metric.name
         self.takes_weights = isinstance(metric, keras_metrics.OutputLossMetric)
         self._metric = metric
+        self._without_gradients = WithoutGradients()
 
     @property
     def sums(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
@@ -38,18 +41,28 @@ class KerasMetric(LazyMetric):
         return bool(keras_metrics.unbuilt_metrics([self._metric]))
 
     def ensure_built(self, targets: Any, predictions: Any) -> None:
-        keras_metrics.ensure_built([self._metric], targets, predictions)
+        build = functools.partial(keras_metrics.ensure_built, [self._metric])
+        self._without_gradients(build, targets, predictions)
         self.write_pending()
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
-        if self._pending:
-            self.ensure_built(targets, predictions)
-        keras_metrics.update_metric(self._metric, targets, predictions)
+        self._update(targets, predictions)
 
     def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
+        self._update(targets, predictions, weights)
+
+    def _update(self, targets: Any, predictions: Any, weights: Any | None = None) -> None:
+        """Updates the metric, with gradients if it computes some itself; its sums keep none."""
         if self._pending:
             self.ensure_built(targets, predictions)
-        keras_metrics.update_metric(self._metric, targets, predictions, weights)
+        before = [(total, total.clone()) for total in self.sums]
+
+        def update() -> None:
+            for total, value in before:
+                total.copy_(value)  # the call that fails without gradients may have added something
+            keras_metrics.update_metric(self._metric, targets, predictions, weights)
+
+        self._without_gradients(update)
 
     def named_results(self) -> dict[str, float]:
         return keras_metrics.named_results(self.name, self._metric.result())
