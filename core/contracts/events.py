@@ -267,6 +267,7 @@ class Interrupted(ProcessEvent):
         done: Number of steps in the state that it has.
         phase: Number of parts of the built-in loop after the last of these steps that are done: metrics,
             evaluation, end of epoch and so on; 0 in a loop of your own.
+        state_bytes: Size of that state, in bytes.
         reason: Error by which it noticed.
     """
 
@@ -274,6 +275,7 @@ class Interrupted(ProcessEvent):
     generation: int
     done: int
     phase: int
+    state_bytes: int
     reason: str
 
 

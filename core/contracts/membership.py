@@ -28,6 +28,7 @@ class Membership:
         phase: How far the source has come with what follows the last step; see `Interrupted`.
         reported: Number of steps whose losses the launcher has received.
         epochs: Number of epochs whose end the launcher has received.
+        scalars: Number of steps whose logged scalars the launcher has received.
         folder: Folder of this machine by which the state is handed over.
     """
 
@@ -39,6 +40,7 @@ class Membership:
     phase: int
     reported: int
     epochs: int
+    scalars: int
     folder: str
 
     def to_bytes(self) -> bytes:

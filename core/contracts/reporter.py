@@ -53,8 +53,9 @@ _GENERATIONS = struct.Struct("<qqq")
 _MEMBERSHIP = 128
 """Offset of these three; the membership's text follows."""
 _POLL_SECONDS = 0.002
-_MOST_KEPT = 1024
-"""Number of events that a rank above 0 of an elastic run keeps: blocks of steps of some minutes at least."""
+_RECEIVED = struct.Struct("<q")
+_RECEIVED_AT = 64
+"""Offset of the first step in the newest `Steps` that the launcher of an elastic run has received."""
 
 
 class CheckpointRequest(NamedTuple):
@@ -120,6 +121,11 @@ def publish_membership(page: mmap.mmap, generation: int, text: bytes) -> None:
     page[begin : begin + len(text)] = text
     struct.pack_into("<qq", page, _MEMBERSHIP + 8, generation, len(text))
     struct.pack_into("<q", page, _MEMBERSHIP, generation)  # last: readers wait for it
+
+
+def acknowledge(page: mmap.mmap, first: int) -> None:
+    """Tells a process, by its status page, with which step the newest `Steps` received began."""
+    _RECEIVED.pack_into(page, _RECEIVED_AT, first)
 
 
 def void_group(page: mmap.mmap, generation: int) -> None:
@@ -243,7 +249,9 @@ class Reporter:
         self.rank = rank
         self.step: int | None = None
         self._end_requested = False
-        self._kept = deque[ProcessEvent](maxlen=_MOST_KEPT)
+        self._kept: list[ProcessEvent] = []
+        """Events of a rank above 0 of an elastic run which the launcher may not have received from rank 0."""
+        self._received = 0
         self._descriptor = descriptor
         self._page = mmap.mmap(-1 if page is None else page, PAGE_BYTES)
         self._lock = threading.Lock()
@@ -338,20 +346,24 @@ class Reporter:
         """Sends an event of rank 0. Other ranks, of elastic runs, keep it: rank 0 may be lost."""
         if self.rank == 0:
             self.emit(event)
-        else:
-            self._kept.append(event)
+            return
+        self._kept.append(event)
+        received = _RECEIVED.unpack_from(self._page, _RECEIVED_AT)[0]
+        if received != self._received:
+            self._received = received
+            self._kept = [each for each in self._kept if not _is_before(each, received)]
 
-    def send_kept(self, steps: int, epochs: int) -> int:
+    def send_kept(self, steps: int, epochs: int, scalars: int) -> int:
         """Sends what an earlier rank 0 has not reported, once this process is rank 0.
 
         Args:
             steps: Number of steps that were reported.
             epochs: Number of epochs whose end was reported.
+            scalars: Number of steps whose logged scalars were reported.
 
         Returns:
             Number of steps that are reported now.
         """
-        reported = steps
         for event in self._kept:
             if isinstance(event, Steps) and event.first + len(event.losses) > steps:
                 new = max(0, steps - event.first)
@@ -362,7 +374,7 @@ class Reporter:
                 self.emit(event)
             elif isinstance(event, Scalars):
                 rows = zip(event.steps, event.values, strict=True)
-                if new_rows := [row for row in rows if row[0] >= reported]:
+                if new_rows := [row for row in rows if row[0] >= scalars]:
                     new_steps, values = zip(*new_rows, strict=True)
                     self.emit(Scalars(steps=new_steps, values=values))
         self._kept.clear()
@@ -423,6 +435,18 @@ class Reporter:
                 self.flush()
         except OSError:
             kill_process_group()
+
+
+def _is_before(event: ProcessEvent, first: int) -> bool:
+    """Whether rank 0 has sent an event before a `Steps` that begins with the step `first`.
+
+    It sends the end of an epoch before the next step; scalars may be logged until the next step is reported.
+    """
+    if isinstance(event, Steps):
+        return event.first + len(event.losses) <= first
+    if isinstance(event, EpochEnded):
+        return event.done <= first
+    return isinstance(event, Scalars) and max(event.steps) + 1 < first
 
 
 def _wait_writable(descriptor: int) -> None:

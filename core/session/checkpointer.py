@@ -240,7 +240,8 @@ class Checkpointer:
         lost, state, reporter = self._load(saved), saved.trainer_state, self._reporter
         self._continue_from(state, is_from_this_run=True)
         if reporter.rank == 0:
-            reported = reporter.send_kept(membership.reported, membership.epochs)
+            received = membership.reported, membership.epochs, membership.scalars
+            reported = reporter.send_kept(*received)
             if reported < state.step and state.last_loss is not None:  # that of the source alone
                 rates = state.rates[:1] or [math.nan]
                 losses = [state.last_loss]

@@ -111,6 +111,7 @@ class ElasticRun:
             generation=self._generation,
             done=self._carried.done,
             phase=self._carried.phase,
+            state_bytes=self._carried.nbytes,
             reason=reason,
         )
 

@@ -216,7 +216,7 @@ class TorchReplicaGroup(ReplicaGroup):
         if self.trainer.needs_closure:
             return self._step_by_closure(batch)
         mean, weight = self._reduced_gradients(batch)
-        self._snapshot_guard.wait_after_forward()
+        self._snapshot_guard.wait_after_forward()  # a copy may still read the statistics, changed next
         if self.statistics:
             all_reduce_mean_flat(self.communicator, self.statistics, weight)
         loss = mean()

@@ -20,6 +20,7 @@ from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
     Status,
     accepts_requests,
+    acknowledge,
     allow_exit,
     publish_membership,
     read_status,
@@ -146,6 +147,10 @@ class RankProcess:
     def request_checkpoint(self, *, and_end: bool) -> None:
         """Requests a checkpoint, and the end of the run after it if `and_end`."""
         request_checkpoint(self._page, and_end=and_end)
+
+    def acknowledge(self, first: int) -> None:
+        """Tells it the first step in the newest `Steps` that was received from rank 0."""
+        acknowledge(self._page, first)
 
     def void_group(self, generation: int) -> None:
         """Tells it that its process group of a generation has lost a member."""

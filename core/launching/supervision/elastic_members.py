@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from isotrain.core.contracts.events import (
@@ -15,15 +11,16 @@ from isotrain.core.contracts.events import (
     Interrupted,
     MembersChanged,
     ProcessEvent,
+    Scalars,
     Steps,
 )
 from isotrain.core.contracts.membership import Membership
+from isotrain.core.launching.supervision.handover_folders import HandoverFolders
 
 if TYPE_CHECKING:
     from isotrain.core.launching.processes.rank_process import RankProcess
     from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
 
-_SHARED_MEMORY = Path("/dev/shm")
 _MOST_ATTEMPTS = 3
 
 
@@ -53,21 +50,25 @@ class ElasticMembers:
         self._attempts = 0
         """Number of groups in a row that failed at once although nobody was lost."""
         self._steps = 0
+        self._scalars = 0
         self._epochs: list[EpochEnded] = []
-        self._folder: str | None = None
+        self._folders = HandoverFolders()
 
     def close(self) -> None:
         """Removes the state that was handed over."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folders.close()
 
-    def note(self, rank: int, event: ProcessEvent) -> bool:
+    def note(self, rank: int, event: ProcessEvent, all_processes: Sequence[RankStatus]) -> bool:
         """Takes note of an event of a process; returns whether it is new to the run's listeners."""
         if isinstance(event, Interrupted):
             if event.generation == self._generation:
                 self._interrupted[rank] = event
         elif isinstance(event, Steps):
             self._steps = max(self._steps, event.first + len(event.losses))
+            for each in all_processes:
+                _process(each).acknowledge(event.first)
+        elif isinstance(event, Scalars):
+            self._scalars = max(self._scalars, max(event.steps) + 1)
         elif isinstance(event, EpochEnded):
             if any(event.epoch == each.epoch for each in self._epochs):
                 return False
@@ -134,7 +135,8 @@ class ElasticMembers:
             phase=furthest.phase,
             reported=self._steps,
             epochs=max((each.epoch + 1 for each in self._epochs), default=0),
-            folder=self._handover_folder(),
+            scalars=self._scalars,
+            folder=self._folders.take(furthest.state_bytes, writers=len(reports)),
         )
         lost, self._lost = self._lost, {}
         self._interrupted = {}
@@ -150,19 +152,8 @@ class ElasticMembers:
 
     def _rewind_to(self, done: int) -> None:
         """Forgets what was reported of steps that are taken again."""
-        self._steps = min(self._steps, done)
+        self._steps, self._scalars = min(self._steps, done), min(self._scalars, done)
         self._epochs = [each for each in self._epochs if each.done <= done]
-
-    def _handover_folder(self) -> str:
-        """Folder in memory by which the state is handed over; without that of the group before the last."""
-        if self._folder is None:
-            with contextlib.suppress(OSError):
-                self._folder = tempfile.mkdtemp(prefix="isotrain-", dir=_SHARED_MEMORY)
-            self._folder = self._folder or tempfile.mkdtemp(prefix="isotrain-")
-        for folder in Path(self._folder).iterdir():
-            if folder.name != str(self._generation - 1):
-                shutil.rmtree(folder, ignore_errors=True)
-        return self._folder
 
 
 def _process(watched: RankStatus) -> RankProcess:

@@ -209,7 +209,8 @@ class Supervisor:
             watched.update(event)
             if event is not None and not isinstance(event, Heartbeat):
                 watched.last_active = watched.last_heard
-                if self._members is None or self._members.note(watched.rank, event):
+                members = self._members
+                if members is None or members.note(watched.rank, event, self._watched):
                     self._on_event(self._completed(event))
             if isinstance(event, Ready) and all(each.ready for each in self._with_session):
                 self._on_ready()

@@ -1,4 +1,4 @@
-"""Handover of a session's state to the next process group of an elastic run, through memory."""
+"""Handover of a session's state to the next process group of an elastic run, through a folder."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ class CarriedState:
     sections: Mapping[str, Section]
     metrics: Section
     metrics_of_next: Section
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        sections = (*self.sections.values(), self.metrics)
+        return sum(part.array.nbytes for section in sections for part in section.values())
 
     def hand_over(self, membership: Membership, member: int, is_void: Callable[[], bool]) -> str:
         """Writes this process's part of the state with which a new process group begins.

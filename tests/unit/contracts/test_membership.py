@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import threading
 
 import pytest
 
@@ -15,6 +16,7 @@ from isotrain.core.contracts.process import ProcessContext, ProcessInfo
 from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
     Reporter,
+    acknowledge,
     publish_membership,
     read_status,
     request_checkpoint,
@@ -22,7 +24,16 @@ from isotrain.core.contracts.reporter import (
 )
 from isotrain.core.errors import IsotrainError
 
-FIELDS = {"port": 7, "source": 3, "done": 5, "phase": 2, "reported": 4, "epochs": 1, "folder": "/f"}
+FIELDS = {
+    "port": 7,
+    "source": 3,
+    "done": 5,
+    "phase": 2,
+    "reported": 4,
+    "epochs": 1,
+    "scalars": 3,
+    "folder": "/f",
+}
 
 
 def membership(*members: int, generation: int = 1) -> Membership:
@@ -69,7 +80,7 @@ def test_members_are_ranked_anew() -> None:
     assert context.join_seconds is not None
 
 
-def sent(rank: int, steps: int, epochs: int) -> tuple[int, list[dict[str, object]]]:
+def sent(rank: int, steps: int, epochs: int, scalars: int) -> tuple[int, list[dict[str, object]]]:
     """What a process that is rank 0 now sends of what it has kept as another rank."""
     reading, writing = os.pipe()
     reporter = Reporter(rank, writing)
@@ -84,8 +95,8 @@ def sent(rank: int, steps: int, epochs: int) -> tuple[int, list[dict[str, object
     for event in kept:
         reporter.report(event)
     reporter.rank = 0
-    count = reporter.send_kept(steps, epochs)
-    assert reporter.send_kept(steps, epochs) == steps  # once
+    count = reporter.send_kept(steps, epochs, scalars)
+    assert reporter.send_kept(steps, epochs, scalars) == steps  # once
     reporter.flush()
     reporter.close()
     lines = os.read(reading, 1 << 16).splitlines()
@@ -94,18 +105,56 @@ def sent(rank: int, steps: int, epochs: int) -> tuple[int, list[dict[str, object
 
 
 def test_a_new_rank_0_sends_what_the_old_one_has_not() -> None:
-    count, events = sent(rank=1, steps=3, epochs=1)
+    count, events = sent(rank=1, steps=3, epochs=1, scalars=2)
     assert count == 5
-    assert [event["event"] for event in events] == ["steps", "scalars", "epoch"]
-    assert events[0]["first"] == 3
-    assert events[0]["losses"] == [0.3, 0.4]
-    assert events[0]["learning_rates"] == [0.5, 0.25]
-    assert events[1]["values"] == [{"a": 3.0}]
-    assert events[2]["epoch"] == 1
+    assert [event["event"] for event in events] == ["scalars", "steps", "scalars", "epoch"]
+    assert events[0]["values"] == [{"a": 2.0}]
+    assert events[1]["first"] == 3
+    assert events[1]["losses"] == [0.3, 0.4]
+    assert events[1]["learning_rates"] == [0.5, 0.25]
+    assert events[2]["values"] == [{"a": 3.0}]
+    assert events[3]["epoch"] == 1
+
+
+def test_only_what_the_launcher_has_received_is_dropped() -> None:
+    """However much that is: history needs every step and every end of an epoch."""
+    descriptor = os.memfd_create("page")
+    os.ftruncate(descriptor, PAGE_BYTES)
+    page = mmap.mmap(descriptor, PAGE_BYTES)
+    reading, writing = os.pipe()
+    reporter = Reporter(1, writing, descriptor)
+    for step in range(3000):
+        reporter.report(Steps(first=step, losses=[0.5], learning_rates=[1.0]))
+        reporter.report(Scalars(steps=[step], values=[{"a": 1.0}]))
+        reporter.report(EpochEnded(metrics={}, epoch=step, done=step + 1, loss=0.5))
+        if step == 1999:
+            acknowledge(page, 1500)  # rank 0 had not yet sent what follows
+    reporter.rank = 0
+    received: list[bytes] = []
+
+    def read() -> None:
+        with os.fdopen(reading, "rb") as lines:
+            received.extend(lines)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert reporter.send_kept(1501, 1500, 1499) == 3000
+    reporter.flush()
+    reporter.close()
+    os.close(writing)
+    reader.join()
+    events = [json.loads(line) for line in received]
+    firsts = {
+        kind: [each[name] for each in events if each["event"] == kind]
+        for kind, name in (("steps", "first"), ("epoch", "epoch"), ("scalars", "steps"))
+    }
+    assert firsts["steps"] == [*range(1501, 3000)]
+    assert firsts["epoch"] == [*range(1500, 3000)]
+    assert firsts["scalars"] == [[step] for step in range(1499, 3000)]
 
 
 def test_rank_0_keeps_nothing() -> None:
-    count, events = sent(rank=0, steps=0, epochs=0)
+    count, events = sent(rank=0, steps=0, epochs=0, scalars=0)
     assert count == 0
     kinds = [event["event"] for event in events]
     assert kinds == ["steps", "epoch", "scalars", "steps", "scalars", "epoch"]

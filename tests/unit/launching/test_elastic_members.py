@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +12,19 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.contracts.events import EpochEnded, Interrupted, MembersChanged, Steps
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Interrupted,
+    MembersChanged,
+    ProcessEvent,
+    Scalars,
+    Steps,
+)
 from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.reporter import Status
+from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.supervision import handover_folders
 from isotrain.core.launching.supervision.elastic_members import ElasticMembers
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
 
@@ -28,6 +40,7 @@ class Process:
         self.exit_code: int | None = None
         self.void: list[int] = []
         self.memberships: list[Membership] = []
+        self.received: int | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -41,6 +54,9 @@ class Process:
 
     def publish_membership(self, membership: Membership) -> None:
         self.memberships.append(membership)
+
+    def acknowledge(self, first: int) -> None:
+        self.received = first
 
 
 class Run:
@@ -61,8 +77,13 @@ class Run:
         return self.members.lose([self.all[rank] for rank in ranks], self.all)
 
     def interrupted(self, rank: int, done: int, phase: int = 0, generation: int = 0) -> None:
-        event = Interrupted(generation=generation, done=done, phase=phase, reason="gone")
-        self.members.note(rank, event)
+        event = Interrupted(
+            generation=generation, done=done, phase=phase, state_bytes=8, reason="gone"
+        )
+        self.note(rank, event)
+
+    def note(self, rank: int, event: ProcessEvent) -> bool:
+        return self.members.note(rank, event, self.all)
 
     def regroup(self) -> MembersChanged | None:
         return self.members.regroup(self.all)
@@ -79,7 +100,8 @@ def test_the_others_regroup_once_all_of_them_wait(run: Run) -> None:
     assert run.regroup() is None
     assert run.lose(2)
     assert [process.void for process in run.processes] == [[0], [0], [], [0]]
-    run.members.note(0, Steps(first=0, losses=[0.5] * 4, learning_rates=[1.0] * 4))
+    run.note(0, Steps(first=0, losses=[0.5] * 4, learning_rates=[1.0] * 4))
+    run.note(0, Scalars(steps=[0, 2], values=[{"a": 1.0}, {"a": 2.0}]))
     for rank, done in ((0, 4), (3, 5)):
         run.interrupted(rank, done)
         assert run.regroup() is None
@@ -91,6 +113,8 @@ def test_the_others_regroup_once_all_of_them_wait(run: Run) -> None:
     assert (change.generation, change.done, change.members) == (1, 5, (0, 1, 3))
     (membership,) = run.processes[0].memberships
     assert (membership.source, membership.phase, membership.reported) == (1, 1, 4)
+    assert [process.received for process in run.processes] == [0] * 4
+    assert membership.scalars == 3
     assert run.processes[3].memberships == [membership]
     assert run.processes[2].memberships == []
     assert run.regroup() is None
@@ -112,16 +136,16 @@ def test_a_process_that_is_lost_while_others_wait_is_no_member(run: Run) -> None
 
 def test_steps_that_are_taken_again_are_reported_again(run: Run) -> None:
     ended = EpochEnded(metrics={}, epoch=0, done=5, loss=0.5)
-    assert run.members.note(0, ended)
-    assert not run.members.note(1, ended)  # by its successor
-    run.members.note(0, Steps(first=0, losses=[0.5] * 5, learning_rates=[1.0] * 5))
+    assert run.note(0, ended)
+    assert not run.note(1, ended)  # by its successor
+    run.note(0, Steps(first=0, losses=[0.5] * 5, learning_rates=[1.0] * 5))
     run.lose(0)
     for rank in (1, 2, 3):
         run.interrupted(rank, 4)
     assert run.regroup() is not None
     (membership,) = run.processes[1].memberships
     assert (membership.reported, membership.epochs) == (4, 0)
-    assert run.members.note(1, ended)
+    assert run.note(1, ended)
 
 
 def test_a_process_that_has_finished_is_no_member_and_counts_as_there() -> None:
@@ -179,3 +203,60 @@ def test_the_folder_of_the_state_is_removed(run: Run) -> None:
     assert folder.is_dir()
     run.members.close()
     assert not folder.exists()
+
+
+def test_a_state_that_does_not_fit_into_memory_goes_to_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    free = {memory: 5 << 20, disk: 9 << 20}
+    monkeypatch.setattr(handover_folders, "SHARED_MEMORY", memory)
+    monkeypatch.setattr(handover_folders, "free_bytes", free.__getitem__)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(disk))
+    folders = handover_folders.HandoverFolders()
+    taken = [Path(folders.take(mebibytes << 20, writers=2)) for mebibytes in (3, 4, 7)]
+    assert [each.parent for each in taken] == [memory, disk, disk]
+    assert [each.is_dir() for each in taken] == [False, True, True]
+    with pytest.raises(
+        RunFailedError, match=r"(?s)takes 10,485,760 bytes .*disk has 9,437,184 free"
+    ):
+        folders.take(8 << 20, writers=2)
+    folders.close()
+    assert not [*memory.iterdir(), *disk.iterdir()]
+
+
+_TAKES = """
+import sys, time
+from pathlib import Path
+from isotrain.core.launching.supervision import handover_folders
+handover_folders.SHARED_MEMORY = Path(sys.argv[1])
+print(handover_folders.HandoverFolders().take(8, writers=1), flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_run_has_left_is_removed_at_the_next_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _TAKES, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        taken = [Path(each.stdout.readline().strip()) for each in started if each.stdout]
+        started[0].kill()
+        started[0].wait()
+        assert all(each.is_dir() for each in taken)
+        monkeypatch.setattr(handover_folders, "SHARED_MEMORY", tmp_path)
+        handover_folders.HandoverFolders()
+        assert [each.is_dir() for each in taken] == [False, True]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+            assert each.stdout is not None
+            each.stdout.close()

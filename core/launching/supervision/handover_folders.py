@@ -1,0 +1,102 @@
+"""Folders by which the processes of an elastic run hand over their state: in memory, or on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from isotrain.core.errors import RunFailedError
+
+SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "isotrain-elastic-"
+_MARGIN = 1 << 20
+"""Bytes beyond the state that each process may write."""
+
+
+class HandoverFolders:
+    """The folder of a run's newest process group, and that of the group before, which may still be read.
+
+    A folder is locked as long as this process lives. Those that killed processes have left are removed.
+    """
+
+    def __init__(self) -> None:
+        """Removes what killed runs have left; makes no folder yet."""
+        self._parents = [p for p in (SHARED_MEMORY, Path(tempfile.gettempdir())) if p.is_dir()]
+        self._folders: list[_LockedFolder] = []
+        for parent in self._parents:
+            _sweep(parent)
+
+    def take(self, state_bytes: int, writers: int) -> str:
+        """Makes an empty folder for a state; removes that of the group before the last.
+
+        Args:
+            state_bytes: Size of the state, in bytes.
+            writers: Number of processes, each of which writes its metrics too.
+
+        Raises:
+            RunFailedError: The state fits nowhere.
+        """
+        while len(self._folders) > 1:
+            self._folders.pop(0).remove()
+        needed = state_bytes + writers * _MARGIN
+        free = {parent: free_bytes(parent) for parent in self._parents}
+        for parent in self._parents:
+            if free[parent] >= needed:
+                with contextlib.suppress(OSError):
+                    self._folders.append(_LockedFolder(parent))
+                    return str(self._folders[-1].path)
+        spaces = ", ".join(f"{parent} has {space:,}" for parent, space in free.items())
+        raise RunFailedError(
+            f"elastic: the state takes {needed:,} bytes to hand over, and {spaces} free. Make room, or let"
+            " TMPDIR name a folder with more."
+        )
+
+    def close(self) -> None:
+        """Removes all folders."""
+        for folder in self._folders:
+            folder.remove()
+        self._folders.clear()
+
+
+class _LockedFolder:
+    """A new folder with a lock, by which others see that its owner lives.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            if self.path.is_dir():  # it was not swept before it was locked
+                return
+            os.close(self._descriptor)
+
+    def remove(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._descriptor)
+
+
+def _sweep(parent: Path) -> None:
+    """Removes folders whose owners are gone; those of other users stay."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def free_bytes(parent: Path) -> int:
+    """Bytes that this user may still write in a folder."""
+    status = os.statvfs(parent)
+    return status.f_bavail * status.f_frsize
