@@ -127,7 +127,7 @@ class TensorFlowStepContext(CommonStepContext):
         others = [[0, 0]] * (x.shape.rank - 1)
         padded = tf.pad(x, [[first, after], *others])
         gathered = (
-            self._sum_of_one_shape("all_gather", padded)
+            self._sum_of_one_shape("all_gather", padded, first_axis=1)
             if self.varies and others
             else self._sum(padded)
         )
@@ -150,18 +150,19 @@ class TensorFlowStepContext(CommonStepContext):
         weight = size / self._total(size)
         return self._sum_of_one_shape("mean", self._of_samples(x) * tf.cast(weight, x.dtype))
 
-    def _sum_of_one_shape(self, method: str, x: tf.Tensor) -> tf.Tensor:
+    def _sum_of_one_shape(self, method: str, x: tf.Tensor, first_axis: int = 0) -> tf.Tensor:
         """Differentiable sum over all replicas, which fails where these have other shapes. Collective.
 
-        Shapes that are known while an even batch of one width is traced are not compared. With varying
-        widths they are, as one process may know a shape while it traces that another does not.
+        Axes before the first that is compared are equal. Shapes that are known while an even batch of one
+        width is traced are not compared. With varying widths they are, as one process may know a shape while
+        it traces that another does not.
         """
         is_even = self._local.size is None and not self.varies
         is_known = is_even and x.shape.is_fully_defined()
         if is_known or not x.shape.rank:
             return self._sum(x)
-        local = tf.one_hot(self.index, self.replicas, dtype=tf.int32)[:, tf.newaxis] * tf.shape(x)
-        shapes = self._total(local)
+        is_own = tf.one_hot(self.index, self.replicas, dtype=tf.int32)[:, tf.newaxis]
+        shapes = self._total(is_own * tf.shape(x)[first_axis:])
         are_equal = tf.reduce_all(tf.equal(shapes, shapes[0]))
         check = tf.debugging.Assert(are_equal, [one_shape_expected(method), shapes], _SHOWN)
         with tf.control_dependencies([check]):

@@ -108,9 +108,9 @@ class BatchBuilder:
         same_axes, same_shapes = (len({*column}) == 1 for column in maxima.T[1:])
         if not same_axes or not (same_shapes or all(counts)):
             expected = (
-                "arrays without rows to be as wide as those of other processes"
+                "arrays without rows to be as wide as those of the other replicas"
                 if same_axes
-                else "arrays of the same names and numbers of axes on all processes"
+                else "arrays of the same names and numbers of axes on all replicas"
             )
             received = self._shapes_of_all(shapes)
             raise DataError(f"session.batch: expected {expected}, received {received}.")
