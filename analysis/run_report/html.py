@@ -53,7 +53,8 @@ def render(run: RunFiles, *, follows: bool = False) -> str:
     Raises:
         IsotrainError: A package that the page needs is not installed.
     """
-    plots, media, profile = plots_of(run), [*logged_media(run)], profile_table(run.folder)
+    plots, profile = plots_of(run), profile_table(run.folder)
+    media, media_left_out = logged_media(run)
     sections = [
         *((plot.name, plot.title) for plot in plots),
         *([("profile", "Profiled steps")] if profile[1] else []),
@@ -79,6 +80,7 @@ def render(run: RunFiles, *, follows: bool = False) -> str:
         "failure": _failure(run),
         "sections": sections,
         "media": media,
+        "media_left_out": media_left_out,
         "profile": profile,
         "result": _result(run),
         "processes": [_process(run, index) for index in range(len(run.processes))],

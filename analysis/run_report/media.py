@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from isotrain.analysis.run_report.run_files import RunFiles
 from isotrain.core.contracts.events import MediaLogged
 from isotrain.core.quantities import counted
 
-_MAX_NAMES = 24
+_MAX_SHOWN = 24
 _MAX_IMAGE_BYTES = 2**20
 _MAX_TEXT = 2000
 _BOX = 100
@@ -20,11 +20,11 @@ _BOX = 100
 
 @dataclass(frozen=True)
 class LoggedMedia:
-    """The newest file of a name.
+    """The newest file of a name and kind.
 
     Attributes:
         name: Name under which it was logged.
-        caption: Its step, and how many files the name has.
+        caption: Its step, and how many files there are.
         image: The image as a `data:` URL; empty if it is none, or too large for a page.
         text: The text, or what is to be said instead of a large image; empty for a histogram.
         bars: The bins of a histogram, each with left edge, width and height in a box of 100 by 100.
@@ -39,15 +39,24 @@ class LoggedMedia:
     edges: tuple[float, float] = (0.0, 0.0)
 
 
-def logged_media(run: RunFiles) -> Iterator[LoggedMedia]:
-    """The newest file of each name, of at most 24 names, in the order in which they were first logged."""
-    events: dict[str, dict[int, MediaLogged]] = {}
+def logged_media(run: RunFiles) -> tuple[list[LoggedMedia], int]:
+    """The newest file of each name and kind, in the order in which these were first logged; 24 at most.
+
+    Returns:
+        What the page shows, and how many more there are.
+    """
+    events: dict[tuple[str, str], dict[int, MediaLogged]] = {}
     for event in run.events:
         if isinstance(event, MediaLogged):
-            events.setdefault(event.name, {})[event.logged_step] = event
-    for by_step in [*events.values()][:_MAX_NAMES]:
+            events.setdefault((event.name, event.media), {})[event.logged_step] = event
+    shown = [*events.values()][:_MAX_SHOWN]
+    return [*_newest(run.folder, shown)], len(events) - len(shown)
+
+
+def _newest(folder: Path, shown: Iterable[dict[int, MediaLogged]]) -> Iterator[LoggedMedia]:
+    for by_step in shown:
         newest = by_step[max(by_step)]
-        path = run.folder / newest.file
+        path = folder / newest.file
         if path.is_file():
             count = counted(len(by_step), "file")
             yield _of_file(path, newest, f"step {newest.logged_step:,}, the newest of {count}")

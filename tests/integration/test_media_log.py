@@ -90,6 +90,20 @@ def test_a_page_has_no_large_images_and_the_newest_step(tmp_path: Path) -> None:
     assert "of step 1" not in page.text.split("Events")[0]
 
 
+def test_the_page_says_what_it_leaves_out_and_shows_each_kind_of_a_name(tmp_path: Path) -> None:
+    def work(session: isotrain.Session) -> None:
+        for number in range(13):
+            session.log_text(f"layer-{number}", "said by a layer", step=0)
+            session.log_image(f"layer-{number}", IMAGE, step=0)
+
+    launch(work, tmp_path, 1, epochs=1)
+    path, _ = write_report(tmp_path / "run")
+    page = Page(path.read_text(encoding="utf-8"))
+    assert [each["alt"] for each in page.of("img")] == [f"layer-{n}" for n in range(12)]
+    assert page.text.count("said by a layer") == 12
+    assert "The page shows the first 24; 2 more are only there." in page.text
+
+
 def pixels(path: Path) -> np.ndarray:
     """Pixels of a PNG file whose rows are not filtered."""
     content, position, data = path.read_bytes(), 8, b""
