@@ -23,7 +23,7 @@ def carried(replica: int, done: int) -> CarriedState:
 @pytest.mark.parametrize("phase", [0, 1])
 def test_who_is_a_step_behind_gives_the_metrics_with_that_step(tmp_path: Path, phase: int) -> None:
     """Rank 3 has done step 5; in rank 1 it was broken off after its samples were counted."""
-    membership = Membership(1, (1, 3), 0, 3, 5, phase, 4, 0, str(tmp_path))
+    membership = Membership(1, (1, 3), 0, 3, 5, phase, 4, 0, 0, str(tmp_path))
     for member, done in ((1, 4), (3, 5)):
         location = carried(member, done).hand_over(membership, member, lambda: False)
     checkpoint = CheckpointFolder(location).newest()
