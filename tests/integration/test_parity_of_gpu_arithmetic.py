@@ -14,6 +14,7 @@ import isotrain
 from isotrain.analysis.parity.records import RunRecord
 from isotrain.core.plugins import selection
 
+pytestmark = pytest.mark.features
 REPLICAS = 4
 """Sums of two terms would have no order."""
 CAUSES = {
@@ -34,14 +35,12 @@ def runs() -> dict[str, RunRecord]:
     return {run.backend: run for run in found.runs}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [each.name for each in RIGHT])
 def test_rounding_of_gpus_is_called_rounding(name: str) -> None:
     run = runs()[name]
     assert run.status == "rounding", run.reason
 
 
-@pytest.mark.slow
 def test_products_of_tf32_are_beyond_the_noise_of_a_cpu() -> None:
     """So a run in float64 is needed to call them rounding."""
     run = runs()["gpu-kernels"]
@@ -65,8 +64,6 @@ def embedded() -> Any:
     return keras.Model(inputs, {"logits": keras.layers.Dense(3, name="head")(flat)})
 
 
-@pytest.mark.slow
-@pytest.mark.features
 def test_gradients_of_a_table_in_another_order_are_rounding() -> None:
     spec = parity_cases.spec(model=embedded, data=tokens, precision="float32")
     with selection.using(["plugins.gpu_backends"], []):
@@ -76,7 +73,6 @@ def test_gradients_of_a_table_in_another_order_are_rounding() -> None:
     assert run.status == "rounding", run.reason
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_fault_is_found_among_the_rounding_of_gpus(name: str) -> None:
     run = runs()[name]
