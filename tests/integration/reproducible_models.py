@@ -33,6 +33,27 @@ def mlp() -> Any:
     return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
+def counting() -> Any:
+    """A network that counts its steps, in a weight that is not trained."""
+    import keras
+
+    class Counter(keras.layers.Layer):
+        """Counts its calls in training, and changes nothing."""
+
+        def build(self, shape: Any) -> None:
+            self.calls = self.add_weight(
+                name="calls", dtype="int32", initializer="zeros", trainable=False
+            )
+
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            if training:
+                self.calls.assign(self.calls + 1)
+            return inputs
+
+    layers = [Counter(name="counter"), keras.layers.Flatten(), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((12, 12, 1)), *layers])
+
+
 def cnn() -> Any:
     """With group normalization, and with batch normalization over each part."""
     import keras

@@ -14,6 +14,7 @@ from integration.reproducible_models import (
     EVERYTHING,
     NATIVE,
     SPEC,
+    counting,
     functionally_dropping,
 )
 from integration.session_specs import spec
@@ -211,6 +212,20 @@ def test_torch_has_the_same_bits(
 def test_tensorflow_has_the_same_bits(backend: str) -> None:
     """Tracing takes long: more models and numbers are compared by `benchmarks/same_bits.py`."""
     _require_same_bits(FEW_CASES, backend, (1, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.features
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_counters_of_layers_move_once_in_a_step(backend: str, tmp_path: Path) -> None:
+    """Though a step calls the model for each of its parts."""
+    fields = SPEC | {"model": counting, "epochs": 1}
+    options: dict[str, Any] = {"backend": backend, "on_event": lambda event: None}
+    for replicas in (1, 2):
+        folder = tmp_path / str(replicas)
+        made = isotrain.run(fields, replicas=replicas, output=folder, **options)
+        (calls,) = [value for name, value in made.weights.items() if "calls" in name]
+        assert calls == 3, "one for each batch of an epoch"
 
 
 @pytest.mark.slow
