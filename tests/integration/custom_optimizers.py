@@ -51,6 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Lion": {"kind": "Lion"},
     "Muon": {"kind": "Muon"},
     "ScheduleFreeAdamW": {"kind": "ScheduleFreeAdamW"},
+    "Adafactor": {"kind": "Adafactor", "weight_decay": 0.25},
 }
 
 
@@ -117,6 +118,12 @@ def adam(parameters: Any, lr: float, **options: Any) -> Any:
     return torch.optim.Adam(parameters, lr, **options)
 
 
+def adafactor(parameters: Any, lr: float, **options: Any) -> Any:
+    import torch
+
+    return torch.optim.Adafactor(parameters, lr, **options)
+
+
 def in_groups(parameters: Any, lr: float, names: list[str]) -> Any:
     import torch
 
@@ -176,6 +183,7 @@ TORCH: dict[str, dict[str, Any]] = {
     "foreach": {"custom": adam, "args": {"foreach": True, "amsgrad": True, "weight_decay": 0.25}},
     "fused": {"custom": adam, "args": {"fused": True}},
     "decoupled": {"custom": adam, "args": {"decoupled_weight_decay": True, "weight_decay": 0.25}},
+    "adafactor": {"custom": adafactor, "args": {"weight_decay": 0.25}},
     "groups": {"custom": in_groups},
     "hooks": {"custom": hooked},
     "scheduler": {"custom": scheduled},
