@@ -255,7 +255,7 @@ def test_exit_codes_are_documented() -> None:
         (["compare", "small.json", "--resume", "a", "--output", "b"], "--output"),
         (["compare", "small.json", "--fail-if-slower", "5%"], "--against"),
         (["compare", "small.json", "--interpreter", "torch-ddp=/nowhere"], "no program"),
-        (["report", "nowhere"], "no comparison"),
+        (["report", "nowhere"], "nowhere has no results. Expected the folder of a run"),
         (["report", "nowhere", "--follow"], "is no run"),
         (["run", "--profile", "small.json"], "--profile=STEPS"),
         (["run", "small.json", "--backend", "torch-ddp", "--strategy", "gosip"], "mean 'gossip'"),

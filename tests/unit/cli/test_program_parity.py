@@ -142,18 +142,14 @@ def test_what_cannot_be_compared_is_refused(
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [("parity", "made", "small.json", "--backend", "reference"), ("trace", "--", "true")]
-)
-def test_one_of_several_ranks_makes_no_runs(
-    words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_several_ranks_makes_no_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_trace(folder / "made", 2)
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    words = ("parity", "made", "small.json", "--backend", "reference")
     found = in_process(*words, folder=folder)
     assert "has started 2 processes" in found.stderr
     assert found.returncode == ExitCode.USAGE
