@@ -39,14 +39,16 @@ def is_py_dataset(value: Any) -> bool:
 class PyDatasetReader:
     """Function that starts an epoch of a `PyDataset`: its batches, in its order.
 
-    With `use_multiprocessing`, processes make them, which stay for the next epoch. They get the data set at
-    the start of each epoch, as it is after `on_epoch_begin`, which only this process calls.
+    With `use_multiprocessing`, processes make them. Those of an epoch that is read to its end stay for the
+    next one; an epoch that begins beside another has its own. They get the data set at the start of each
+    epoch, as it is after `on_epoch_begin`, which only this process calls.
     """
 
     def __init__(self, dataset: Any) -> None:
         """Keeps the data set; reads nothing."""
         self._dataset = dataset
-        self._processes: list[ChildProcess] = []
+        self._busy: list[list[ChildProcess]] = []  # of each epoch that is being read
+        self._idle: list[ChildProcess] = []
         self._readings = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,62 +75,69 @@ class PyDatasetReader:
 
     def close(self) -> None:
         """Ends the processes; others start with the next epoch."""
-        processes, self._processes = self._processes, []
+        processes, self._idle = self._idle, []
+        for busy in self._busy:
+            processes += busy
         close_all(processes)
 
     def _by_processes(self, reading: int, positions: Iterable[int], count: int) -> Iterator[Any]:
-        if not self._processes:
-            serve = f"{__name__}:serve"
-            self._processes = [ChildProcess.spawn(serve, VARIABLES) for _ in range(count)]
+        processes, self._idle = self._idle, []
+        if not processes:
+            processes = [ChildProcess.spawn(f"{__name__}:serve", VARIABLES) for _ in range(count)]
+        self._busy.append(processes)
         ahead = min(self._dataset.max_queue_size, _MOST_AHEAD)
         pending: deque[tuple[int, int]] = deque()  # process and position of each request
         is_complete = False
         try:
-            self._send_dataset(reading)
+            self._send_dataset(processes, reading)
             for number, position in enumerate(positions):
                 index = number % count
                 with contextlib.suppress(ChannelClosedError):  # seen when its answers are read
-                    self._processes[index].channel.send({"position": position})
+                    processes[index].channel.send({"position": position})
                 pending.append((index, position))
                 if len(pending) > ahead:
-                    yield received_object(self._answer(*pending.popleft()))
+                    yield received_object(_answer(processes, *pending.popleft()))
             while pending:
-                yield received_object(self._answer(*pending.popleft()))
+                yield received_object(_answer(processes, *pending.popleft()))
             is_complete = True
         finally:
-            if not is_complete:  # they have made batches that nobody takes
-                self.close()
+            self._busy = [each for each in self._busy if each is not processes]
+            if is_complete and not self._idle:
+                self._idle = processes
+            else:  # they have made batches that nobody takes, or there are others for the next epoch
+                close_all(processes)
 
-    def _send_dataset(self, reading: int) -> None:
+    def _send_dataset(self, processes: list[ChildProcess], reading: int) -> None:
         """Gives the data set to all processes; large arrays are in memory once."""
         payload = Payload({"data": self._dataset}, None, _RECEIVERS, _ADVICE)
         with contextlib.closing(payload):
             header = {"payload": payload.descriptor, "start": payload.append_stream()}
-            for process in self._processes:
+            for process in processes:
                 with contextlib.suppress(ChannelClosedError):
                     process.channel.send(header | {"reading": reading})
-            for index in range(len(self._processes)):
-                self._answer(index)
+            for index in range(len(processes)):
+                _answer(processes, index)
 
-    def _answer(self, index: int, position: int | None = None) -> Message:
-        """Waits for what a process answers next.
 
-        Raises:
-            DataError: It has raised an error, or has ended.
-        """
-        process = self._processes[index]
-        try:
-            message = process.channel.receive()
-        except ChannelClosedError as error:
-            task = "load the data set" if position is None else f"make batch {position}"
-            raise DataError(
-                f"data: process {index} of {len(self._processes)} (pid {process.pid}), which was to {task} of"
-                f" a PyDataset, {process.describe_end()}."
-            ) from error
-        assert message is not None
-        if (text := message.header.get("error")) is not None:
-            raise DataError(text)
-        return message
+def _answer(processes: list[ChildProcess], index: int, position: int | None = None) -> Message:
+    """Waits for what a process answers next.
+
+    Raises:
+        DataError: It has raised an error, or has ended.
+    """
+    process = processes[index]
+    try:
+        message = process.channel.receive()
+    except ChannelClosedError as error:
+        task = "load the data set" if position is None else f"make batch {position}"
+        raise DataError(
+            f"data: process {index} of {len(processes)} (pid {process.pid}), which was to {task} of"
+            f" a PyDataset, {process.describe_end()}."
+        ) from error
+    assert message is not None
+    if (text := message.header.get("error")) is not None:
+        raise DataError(text)
+    return message
 
 
 def serve(channel: Channel) -> None:

@@ -99,6 +99,25 @@ def test_an_epoch_that_is_left_early() -> None:
     assert len(list(batches)) == 10
 
 
+def test_epochs_that_are_read_beside_each_other() -> None:
+    """As in a loop that is left and begun again, whose first iterator is still there."""
+    read = reader(Pids(2))
+    assert read is not None
+    left, whole = read(), read()
+    left_pid, pid = (int(next(each)[1][0]) for each in (left, whole))
+    assert pid != left_pid
+    first = next(left)[1]
+    del left
+    assert not is_alive(left_pid)
+    numbers = [batch[0] for batch in whole]
+    assert len(numbers) == 4
+    assert is_alive(pid), "it stays for the next epoch"
+    assert first.shape == numbers[0].shape[:1]
+    assert {int(each) for batch in read() for each in batch[1]} >= {pid}
+    read.close()
+    assert not is_alive(pid)
+
+
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
