@@ -122,7 +122,7 @@ dist: environment ## the source distribution and the wheel, in dist/; URL=https:
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 release: ## what continuous integration runs, then dist/ and a tag of the version in pyproject.toml: URL=https://... make release
-	test -n '$(URL)'
+	@test -n '$(URL)' || { echo 'release: URL=https://... of the repository is missing' >&2; exit 1; }
 	test -z "$$(git status --porcelain)"
 	grep -q '^## \[$(VERSION)\]' CHANGELOG.md
 	.ci/run

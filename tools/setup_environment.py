@@ -57,7 +57,7 @@ class SetupError(Exception):
 
 def _inputs() -> str:
     """A digest of everything that decides what gets installed."""
-    files = [CONSTRAINTS, ROOT / "pyproject.toml", Path(__file__).resolve()]
+    files = [CONSTRAINTS, ROOT / "pyproject.toml", ROOT / "setup.py", Path(__file__).resolve()]
     files += sorted(f for f in (ROOT / "tools" / "build_horovod").iterdir() if f.is_file())
     digest = hashlib.sha256(str(VENV).encode())
     for file in files:

@@ -184,7 +184,7 @@ def checking_shapes(
         except Exception as error:
             if (target := class_targets.invalid_class(error)) is not None:
                 expected = class_targets.expectation(field, part.name, predictions.shape[axis])
-                raise class_targets.received(expected, target) from error
+                raise class_targets.received(expected, target) from None
             if not isinstance(error, _OF_SHAPES) and type(error) is not RuntimeError:
                 raise
             raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {error}") from error

@@ -21,6 +21,7 @@ from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
     local_mean_losses,
     seed_offset_of,
 )
+from isotrain.adapters.tensorflow.base.require_all import refusal_of
 from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
 from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch
@@ -167,6 +168,7 @@ class _ClosurePool(WorkerPool):
         self._fetching = ThreadPoolExecutor(server_connection.context.replicas, "isotrain-closure")
         self._in_flight: dict[int, tuple[WorkItem, Future[Any]]] = {}
         self._lost_items: list[WorkItem] = []
+        self._failure: BaseException | None = None
         self._function = tf.function(self._trace, autograph=False)
 
     def _trace(self, micro_batches: list[MicroBatch], weights: tf.Tensor, shift: tf.Tensor) -> Any:
@@ -191,6 +193,8 @@ class _ClosurePool(WorkerPool):
         self._in_flight[worker] = item, self._fetching.submit(remote.fetch)
 
     def collect(self, timeout: float) -> list[WorkResult]:
+        if self._failure is not None:  # of a step whose results will never be complete
+            raise self._failure
         self._liveness.poll()
         futures = [future for _, future in self._in_flight.values()]
         wait(futures, timeout, FIRST_COMPLETED)
@@ -204,6 +208,10 @@ class _ClosurePool(WorkerPool):
         if error is not None and distribution.is_peer_error(error):
             self._lost_items.append(item)
             return None
+        if error is not None:
+            is_invalid = isinstance(error, tf.errors.InvalidArgumentError)
+            self._failure = (refusal_of(error) if is_invalid else None) or error
+            raise self._failure from None
         version, loss, change, metrics = future.result()
         return WorkResult(item, None, int(version), float(loss), np.asarray(change), metrics)
 

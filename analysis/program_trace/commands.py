@@ -76,7 +76,9 @@ def trace(options: argparse.Namespace) -> int:
             _tell(read_trace(folder), options)
         elif status == 0 and info is not None and not any(folder.glob(recorded)):
             raise IsotrainError(
-                f"trace: rank {info.rank} of {info.world_size} took no step of an optimizer."
+                f"trace: rank {info.rank} of {info.world_size} has recorded nothing. Its process took no"
+                " step of an optimizer, or does not know its rank by torch.distributed, tf.distribute or"
+                " Horovod."
             )
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(_left_by_interrupt(folder, options.output))

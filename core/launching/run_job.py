@@ -22,15 +22,20 @@ PROCESS_LIMIT_REACHED = (
     "the system allows this user no more processes or threads. Raise the limit (ulimit -u), or take fewer"
     " replicas or threads."
 )
-_PROCESS_LIMIT_MESSAGES = ("can't start new thread", "Resource temporarily unavailable")
+_THREAD_LIMIT_MESSAGES = ("can't start new thread", "Resource temporarily unavailable")
 """Messages of Python's, and of C++'s, threads that cannot start."""
 
 
 def is_process_limit(error: BaseException) -> bool:
-    """Whether an error means that the system allows this user no more processes or threads (EAGAIN)."""
+    """Whether an error of the launcher means that this user may start no more processes."""
     if isinstance(error, BlockingIOError):
         return not hasattr(error, "characters_written")  # set by a non-blocking stream
-    return str(error) in _PROCESS_LIMIT_MESSAGES
+    return is_thread_limit(error)
+
+
+def is_thread_limit(error: BaseException) -> bool:
+    """Whether an error, also one of a user's code, means that this user may start no more threads."""
+    return str(error) in _THREAD_LIMIT_MESSAGES
 
 
 class JobLauncher(Protocol):

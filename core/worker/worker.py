@@ -95,10 +95,10 @@ def _run_job(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
 
 def report_failure(error: BaseException, reporter: Reporter, adapter: Adapter | None) -> None:
     """Reports the error that has ended this process to the launcher, and prints its traceback."""
-    from isotrain.core.launching.run_job import PROCESS_LIMIT_REACHED, is_process_limit
+    from isotrain.core.launching.run_job import PROCESS_LIMIT_REACHED, is_thread_limit
     from isotrain.core.worker.traceback_format import format_traceback, strip_colors
 
-    if is_process_limit(error):
+    if is_thread_limit(error):
         error.add_note(PROCESS_LIMIT_REACHED)
     text = "".join(traceback.format_exception_only(error)).strip()
     message = strip_colors(text.removeprefix(f"{type(error).__module__}."))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import isotrain
+from isotrain.core.contracts.process import from_variables
+from isotrain.testing import digits
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -44,6 +47,14 @@ def spec(**fields: Any) -> dict[str, Any]:
         "threads": 1,
         **fields,
     }
+
+
+def digits_for_one(count: int) -> Any:
+    """The digits of the kit, which a run with two processes cannot load."""
+    context = from_variables(os.environ)
+    if context is not None and context.world_size == 2:
+        raise RuntimeError("two are too many")
+    return digits.data(count)
 
 
 def launch(

@@ -132,6 +132,20 @@ def test_what_is_no_class_is_refused(backend: str, replicas: int, native: bool) 
         assert f"Received {value}." in told, case
 
 
+@pytest.mark.slow
+@pytest.mark.failures
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_a_worker_of_a_parameter_server_refuses_it_and_the_run_ends(
+    backend: str, tmp_path: Path
+) -> None:
+    """The last weights are saved at the end, though the slice that failed never has a result."""
+    spec = {**spec_of("negative", native=False), "strategy": "parameter-server"}
+    with pytest.raises(isotrain.IsotrainError, match=f"{NO_CLASS}.*Received -1"):
+        isotrain.run(
+            spec, backend=backend, replicas=2, output=tmp_path, on_event=lambda event: None
+        )
+
+
 STRAY = [0, 2, 5, -1, -100, 1]
 """Targets of which only three are classes; each of those is among the two highest of its scores."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.in_process import command, script
+from integration.session_specs import digits_for_one
 
 import isotrain
 from isotrain.core.cli.app import parser
@@ -422,13 +423,16 @@ def brief_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.examples
 @pytest.mark.usefixtures("without_plots", "brief_demo")
-def test_a_failed_cell_fails_the_demo(tmp_path: Path) -> None:
-    """There are fewer samples in a batch than replicas."""
-    asked = ("--epochs", "1", "--replicas", "1", "1000", "--backends", "reference")
+def test_a_failed_cell_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = digits.spec(
+        adapter=Reference(), plugins=["isotrain.testing.reference"], data=digits_for_one
+    )
+    monkeypatch.setitem(sys.modules, "digits", SimpleNamespace(spec=load_spec(fields)))
+    asked = ("--epochs", "1", "--replicas", "1", "2", "--backends", "reference")
     done = script(EXAMPLES / "demo.py", *asked, folder=tmp_path)
     printed = done.stdout + done.stderr
     assert done.returncode == 1, printed
-    assert "reference@1000: " in printed
+    assert "reference@2: " in printed
     assert "1 of 2 cells failed" in " ".join(printed.split())
     (page,) = tmp_path.glob("comparisons/*/report.html")
     assert str(page.resolve()) in printed

@@ -125,9 +125,11 @@ def trained(data: Any, backend: str, replicas: int, folder: Path, **fields: Any)
 CASES = {
     ("torch-ddp", 2): (torch_loader, generator),
     ("tf-mirrored", 2): (tf_dataset,),
-    ("tf-multiworker", 2): (tf_dataset, keras_dataset, keras_processes, generator),
+    ("tf-multiworker", 2): (tf_dataset, keras_dataset, generator),
     ("torch-ddp", 1): (torch_loader, tf_dataset, keras_dataset, keras_processes),
+    ("tf-multiworker", 1): (keras_processes,),
 }
+FEATURES = ("tf-multiworker", 1)
 """Horovod has no part in reading: each of its processes reads as one of `torch-ddp` or `tf-multiworker`."""
 
 
@@ -146,7 +148,7 @@ def results(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("backend", "replicas", "kind"),
     [
-        param(backend, replicas, data.__name__)
+        param(backend, replicas, data.__name__, features=(backend, replicas) == FEATURES)
         for (backend, replicas), kinds in CASES.items()
         for data in kinds
     ],

@@ -215,7 +215,7 @@ def test_programs_are_traced_as_they_are(tmp_path: Path) -> None:
 
 
 def test_each_rank_may_start_its_process_through_trace(tmp_path: Path) -> None:
-    """As under srun, or by TF_CONFIG; here torchrun starts `isotrain trace` once for each rank."""
+    """As under srun; here torchrun starts `isotrain trace` once for each rank."""
     (tmp_path / "train.py").write_text(TRAIN.replace("FACTOR", "1"))
     program = ("--", sys.executable, "train.py")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

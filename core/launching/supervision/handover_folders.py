@@ -43,16 +43,21 @@ class HandoverFolders:
         while len(self._folders) > 1:
             self._folders.pop(0).remove()
         needed = state_bytes + writers * _MARGIN
-        free = {parent: free_bytes(parent) for parent in self._parents}
+        found: list[str] = []
         for parent in self._parents:
-            if free[parent] >= needed:
-                with contextlib.suppress(OSError):
-                    self._folders.append(_LockedFolder(parent))
-                    return str(self._folders[-1].path)
-        spaces = ", ".join(f"{parent} has {space:,}" for parent, space in free.items())
+            free = free_bytes(parent)
+            found.append(f"{parent} has {free:,} free")
+            if free < needed:
+                continue
+            try:
+                self._folders.append(_LockedFolder(parent))
+            except OSError as error:
+                found[-1] += f", but {error.strerror}"
+                continue
+            return str(self._folders[-1].path)
         raise RunFailedError(
-            f"elastic: the state takes {needed:,} bytes to hand over, and {spaces} free. Make room, or let"
-            " TMPDIR name a folder with more."
+            f"elastic: the state takes {needed:,} bytes to hand over, and {'; '.join(found)}. Make room, or"
+            " let TMPDIR name a folder that has it, and that can be locked (flock)."
         )
 
     def close(self) -> None:
@@ -72,8 +77,15 @@ class _LockedFolder:
     def __init__(self, parent: Path) -> None:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            try:
+                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:  # another run has swept it
+                continue
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            except OSError:
+                self.remove()
+                raise
             if self.path.is_dir():  # it was not swept before it was locked
                 return
             os.close(self._descriptor)
