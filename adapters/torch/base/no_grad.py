@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,15 +18,22 @@ class WithoutGradients:
     """Calls functions under `no_grad`; with gradients once a call has computed gradients itself.
 
     Gradient penalties, forces and differential equations need gradients in evaluation too. The call that
-    fails is repeated with the same random numbers.
+    fails is repeated with the same random numbers and state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, state: Callable[[], Sequence[torch.Tensor]] = tuple) -> None:
+        """Assumes that no gradients are needed.
+
+        Args:
+            state: Function that returns the tensors that a call changes in place.
+        """
+        self._state = state
         self._needs_gradients = False
 
     def __call__(self, compute: Callable[..., Any], *args: Any) -> Any:
         """Result of `compute(*args)`, a pytree whose tensors are detached."""
         if not self._needs_gradients:
+            before = [(tensor, tensor.clone()) for tensor in self._state()]
             rng_states = {device: gpu.rng_state(device) for device in (gpu.CPU, *gpu.in_use())}
             try:
                 with torch.no_grad():
@@ -35,6 +42,8 @@ class WithoutGradients:
                 if _GRADIENTS_NEEDED_ERROR not in str(error):
                     raise
             self._needs_gradients = True
+            for tensor, value in before:
+                tensor.copy_(value)
             for device, state in rng_states.items():
                 gpu.set_rng_state(state, device)
         with torch.enable_grad():

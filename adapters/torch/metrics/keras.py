@@ -25,7 +25,7 @@ class KerasMetric(LazyMetric):
         self.name = metric.name
         self.takes_weights = isinstance(metric, keras_metrics.OutputLossMetric)
         self._metric = metric
-        self._without_gradients = WithoutGradients()
+        self._without_gradients = WithoutGradients(lambda: self.sums)
 
     @property
     def sums(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
@@ -55,14 +55,8 @@ class KerasMetric(LazyMetric):
         """Updates the metric, with gradients if it computes some itself; its sums keep none."""
         if self._pending:
             self.ensure_built(targets, predictions)
-        before = [(total, total.clone()) for total in self.sums]
-
-        def update() -> None:
-            for total, value in before:
-                total.copy_(value)  # the call that fails without gradients may have added something
-            keras_metrics.update_metric(self._metric, targets, predictions, weights)
-
-        self._without_gradients(update)
+        update = functools.partial(keras_metrics.update_metric, self._metric)
+        self._without_gradients(update, targets, predictions, weights)
 
     def named_results(self) -> dict[str, float]:
         return keras_metrics.named_results(self.name, self._metric.result())
