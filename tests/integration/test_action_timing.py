@@ -16,7 +16,7 @@ from isotrain.testing.consecutive_sessions import launched_in_turn
 FEATURES = ("tf-mirrored", "horovod-torch", "horovod-tf")
 BEFORE_UPDATE = ["forward", "backward", "exposed exchange"]
 
-pytestmark = pytest.mark.usefixtures("reference")
+pytestmark = [pytest.mark.usefixtures("reference"), pytest.mark.slow]
 
 
 def steps(session: isotrain.Session, name: str) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def test_programs_have_help(name: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert done.stdout.startswith("usage: ")
 
 
+@pytest.mark.slow
 def test_contenders_with_the_same_losses_are_measured() -> None:
     cells = [cell(name, PLANTED) for name in ("one", "another")]
     told: list[str] = []

@@ -301,6 +301,7 @@ def test_models_that_refuse_a_slice_of_one_sample() -> None:
     assert found == {name: layer for name, (_, layer) in MODELS.items()}
 
 
+@pytest.mark.slow
 def test_a_slice_that_the_model_refuses_is_an_error_before_the_first_step() -> None:
     """Three samples are left for two replicas, in slices of two and one."""
     spec = {**SPEC, "model": {"torch": torch_net}, "global_batch_size": 9}

@@ -49,6 +49,7 @@ def moved(steps: int, **options: Any) -> np.ndarray:
         return np.asarray(before - session.read_state(("trainable",))["weight"])[0]
 
 
+@pytest.mark.slow
 def test_the_outer_optimizer_begins_after_the_synchronous_steps() -> None:
     """Two steps before it count in full, the two of its own by its rate."""
     found = moved(4, every=2, start=2, outer_rate=0.5, outer_momentum=0)

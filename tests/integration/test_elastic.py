@@ -97,6 +97,7 @@ def test_the_others_go_on_as_if_nothing_was_lost(
         assert found["mean_absolute_error"] == pytest.approx(undisturbed["mean_absolute_error"])
 
 
+@pytest.mark.slow
 def test_a_suspended_process_is_ended_and_the_others_go_on(
     whole: isotrain.RunResult, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ class Stops:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.slow
 def test_checkpoints_go_on_and_a_later_run_resumes_from_them(
     whole: isotrain.RunResult, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_checkpoints_go_on_and_a_later_run_resumes_from_them(
     np.testing.assert_allclose(result.history.loss, whole.history.loss[12:], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_too_few_that_are_left_fail_and_name_the_rank(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError) as caught:
         run(tmp_path, callbacks=[Kills(between={1: 2, 3: 5})], elastic={"min": 3})
@@ -143,6 +146,7 @@ class Raises:
             raise ValueError("a deliberate mistake")
 
 
+@pytest.mark.slow
 def test_an_error_of_a_rank_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="rank 1 of 4 raised ValueError after step 2"):
         run(tmp_path, callbacks=[Raises()])
@@ -159,6 +163,7 @@ class RaisesAfterALoss:
             raise ValueError("a mistake of the user")
 
 
+@pytest.mark.slow
 def test_an_error_of_the_users_code_ends_the_run_also_while_another_is_lost(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="a mistake of the user"):
         run(tmp_path, callbacks=[RaisesAfterALoss()])

@@ -77,6 +77,7 @@ def test_sets_are_evaluated_every_few_steps(tmp_path: Path, backend: str) -> Non
     assert [first7, first5] == [validated[f"validation_first{n}_loss"] for n in SHORTER]
 
 
+@pytest.mark.slow
 def test_the_best_of_any_evaluation_is_kept_and_stops(tmp_path: Path) -> None:
     monitored = {"metric": "validation_a_loss", "patience": 2, "min_delta": 1e9}
     checkpoint = {"keep_best": "validation_a_loss", "keep_last": 1}

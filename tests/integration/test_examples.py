@@ -407,6 +407,7 @@ def test_the_demo_compares_its_cells(
     assert [len(cell["losses"]) for cell in read["cells"]] == [few_steps] * 2, "those of all steps"
 
 
+@pytest.mark.slow
 def test_an_epoch_of_the_demo_is_one_of_the_digits(examples: Importer) -> None:
     images = len(examples("digits").data().train[0])
     steps = -(-images // examples("digits").spec.global_batch_size)

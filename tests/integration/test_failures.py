@@ -324,6 +324,7 @@ isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, output=fold
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "backend", "deed", "way"),
     [

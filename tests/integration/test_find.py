@@ -108,6 +108,7 @@ def test_the_rate_rises_until_the_loss_diverges(
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [out_of_memory, killed])
 def test_the_largest_batch_is_found_although_processes_die(transform: Any) -> None:
     search = isotrain.find_batch(

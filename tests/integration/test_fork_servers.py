@@ -33,6 +33,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SILENCE, LIMIT = 30.0, 120.0
 
 
+@pytest.mark.slow
 def test_a_killed_fork_server_ends_its_run_and_is_replaced(tmp_path: Path) -> None:
     def kills(session: Any) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
@@ -170,6 +171,7 @@ def test_a_suspended_fork_server_is_replaced() -> None:
         kept.close()
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_one_run_gave_up_stays_for_another() -> None:
     kept = ForkServerPool()
     waiting, nothing_comes = os.pipe()

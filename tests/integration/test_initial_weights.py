@@ -167,6 +167,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_weights_come_from_runs_checkpoints_and_functions(
     tuned: isotrain.RunResult, tmp_path: Path
 ) -> None:

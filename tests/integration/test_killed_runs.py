@@ -21,6 +21,7 @@ KILLS = 3
 FAILURES = (pytest.mark.slow, pytest.mark.failures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name == "local-sgd" else FAILURES) for name in STRATEGIES],

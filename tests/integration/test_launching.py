@@ -139,21 +139,23 @@ def from_notebook(folder: Path) -> str:
     return "".join(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param(from_guarded_script, marks=pytest.mark.slow),
-        pytest.param(from_unguarded_script, marks=pytest.mark.slow),
-        pytest.param(from_package, marks=pytest.mark.slow),
+        from_guarded_script,
+        from_unguarded_script,
+        from_package,
         from_standard_input,
         from_command,
-        pytest.param(from_notebook, marks=pytest.mark.slow),
+        from_notebook,
     ],
 )
 def test_a_run_starts_from_a_script_notebook_or_pipe(start: Any, tmp_path: Path) -> None:
     assert "loss 0." in start(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_script_that_runs_when_imported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "careless.py").write_text(UNGUARDED)
     spec = {"model": "careless:model", "data": "careless:data", "loss": "mean_squared_error"}

@@ -140,6 +140,7 @@ def saved_between(session: isotrain.Session) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 def test_a_record_has_all_updates_of_a_step_that_is_saved_between_them(tmp_path: Path) -> None:
     fields = spec(MODELS["native"], checkpoint={"every_steps": 3})
     (losses,) = isotrain.launch(

@@ -272,6 +272,7 @@ SPEC = (
 )
 
 
+@pytest.mark.slow
 def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(SCRIPT)
     (tmp_path / "spec.yaml").write_text(SPEC)

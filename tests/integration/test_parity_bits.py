@@ -29,6 +29,7 @@ def compared(**fields: Any) -> Any:
     return isotrain.parity(chosen, backends="reference", bits=True, quiet=True, **options)
 
 
+@pytest.mark.slow
 def test_runs_with_the_same_bits_agree(tmp_path: Path) -> None:
     options = {"replicas": [3, 1], "strategies": STRATEGIES, "output": tmp_path / "out"}
     found = compared(reproducible="bits", options=options)

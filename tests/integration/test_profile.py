@@ -16,7 +16,7 @@ from isotrain.analysis.run_report.run_files import RunFiles
 from isotrain.core.errors import RunFailedError
 from isotrain.plugin import ActionTimingGroup
 
-pytestmark = pytest.mark.usefixtures("reference")
+pytestmark = [pytest.mark.usefixtures("reference"), pytest.mark.slow]
 
 
 def training(session: isotrain.Session) -> None:
@@ -24,7 +24,6 @@ def training(session: isotrain.Session) -> None:
         session.step(batch)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("first", "steps", "expected"), [(2, 3, 3), (7, 10, 2)])
 def test_steps_of_rank_0_are_traced(tmp_path: Path, first: int, steps: int, expected: int) -> None:
     """The run has 9 steps: the profiler ends with it."""
@@ -52,7 +51,6 @@ def test_profiled_steps_have_a_time_line(tmp_path: Path, backend: str) -> None:
     assert end == pytest.approx(whole["ts"] + whole["dur"])
 
 
-@pytest.mark.slow
 def test_the_page_has_one_table_of_all_ranks(tmp_path: Path) -> None:
     profile = {"first_step": 2, "steps": 3, "all_processes": True}
     launch(training, tmp_path, 2, "torch-ddp", profile=profile)

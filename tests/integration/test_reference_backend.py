@@ -226,6 +226,7 @@ def test_a_process_refuses_unsupported_models(
         run(tmp_path, "reference", 1, **changes)
 
 
+@pytest.mark.slow
 def test_the_command_line_loads_it_as_a_plugin(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "from isotrain.testing.reference.layers import Dense\n"

@@ -131,6 +131,7 @@ def until_killed(session: isotrain.Session) -> None:
             os._exit(1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reference")
 def test_a_killed_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
     policy = {"every_steps": 2, "background": False}

@@ -141,6 +141,7 @@ class Told:
         self.position = 0
 
 
+@pytest.mark.slow
 def test_a_stream_with_a_state_is_not_read_from_its_start(tmp_path: Path) -> None:
     def of(name: str) -> dict[str, Any]:
         return {"data": sources.stream(Told(tmp_path / name), 30), "model": {"numpy": plain}}
@@ -216,6 +217,7 @@ def test_the_command_resumes_with_changed_options(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "step-000000007").is_dir()
 
 
+@pytest.mark.slow
 def test_a_script_resumes_with_its_own_functions(tmp_path: Path) -> None:
     """The run's files have the name of the script alone, which other programs cannot import."""
     program = tmp_path / "program.py"
@@ -290,6 +292,7 @@ def network_or_none() -> Network:
     return network()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_that_fails_keeps_the_result_it_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +446,7 @@ def test_batches_continue_from_a_restored_session(tmp_path: Path) -> None:
     assert seen == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.slow
 def test_a_plateau_goes_on_where_it_was(tmp_path: Path) -> None:
     """Every epoch but the first lowers the rate, as no value is so much better."""
     plateau = {"name": "plateau", "metric": "accuracy", "mode": "max", "patience": 1, "factor": 0.5}

@@ -82,6 +82,7 @@ def weighted(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
     return step.values["weight"] * (model(batch[0]) - batch[1]) ** 2
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_evaluated_with_the_values_of_its_last_step(tmp_path: Path) -> None:
     """Also of a run that continued elsewhere, whose first step is not step 0."""
     values = {"weight": {"name": "linear", "start": 0.0, "end": 1.0, "steps": 8}}

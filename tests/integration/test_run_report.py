@@ -41,6 +41,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "net"
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_result(copy: Path) -> None:
     path, is_running = write_report(copy)
     page = Page(path.read_text(encoding="utf-8"))

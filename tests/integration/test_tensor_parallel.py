@@ -116,13 +116,14 @@ ROUTES = {
 """Backend, replicas and strategy of every two steps."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "route",
     [
         "data-parallel",
-        pytest.param("sharded", marks=pytest.mark.slow),
-        pytest.param("degree", marks=pytest.mark.slow),
-        pytest.param("tensorflow", marks=(pytest.mark.slow, pytest.mark.features)),
+        "sharded",
+        "degree",
+        pytest.param("tensorflow", marks=pytest.mark.features),
     ],
 )
 def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path, route: str) -> None:
@@ -157,6 +158,7 @@ def predicting(session: isotrain.Session) -> list[Any]:
     return [predictions, *refusals]
 
 
+@pytest.mark.slow
 def test_all_processes_predict_and_none_alone(tmp_path: Path) -> None:
     fields = {**SPEC, "epochs": 1}
     expected = isotrain.launch(
@@ -234,6 +236,7 @@ def ids_from_the_end() -> tuple[np.ndarray, np.ndarray]:
     return tokens()[0] - 11, tokens()[1]
 
 
+@pytest.mark.slow
 def test_layers_that_others_see_stay_whole_and_ids_count_from_the_end(tmp_path: Path) -> None:
     fields = {"model": with_callers_besides, "data": ids_from_the_end}
     expected = trained("torch-ddp", 1, tmp_path, "one", **fields)

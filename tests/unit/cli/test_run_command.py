@@ -177,6 +177,7 @@ def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code:
     assert not alive
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_a_run_ends_it(folder: Path) -> None:
     arguments = ["--backend", "reference", "--json", "--set", "epochs=1000000"]
     process = started(["run", "small.json", *arguments], folder)
@@ -189,6 +190,7 @@ def test_a_reader_that_leaves_a_run_ends_it(folder: Path) -> None:
     assert process.wait(timeout=60) == ExitCode.OUTPUT_CLOSED
 
 
+@pytest.mark.slow
 def test_a_run_without_standard_streams(folder: Path) -> None:
     run = "run small.json --backend reference --replicas 2 --output run"
     assert redirected(f"{run} <&- >&- 2>&-", folder).returncode == ExitCode.OK
@@ -216,6 +218,7 @@ def test_profile_sets_the_field_of_the_spec(
 INTERRUPTING = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_what_is_left_and_how_to_go_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

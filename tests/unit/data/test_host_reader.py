@@ -251,6 +251,7 @@ def in_turn() -> list[int]:
 SHARDED = {"global_batch_size": 9, "state_seconds": 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "processes", "shard_processes"),
     [("asking", 2, 3), slow("function", 1, 5)],
@@ -331,6 +332,7 @@ def test_many_shards_are_read_in_smaller_chunks(shards: int, processes: int, siz
     assert [len(reader.chunk().samples) for _ in range(3)] == [1, size, size]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "end"),
     [

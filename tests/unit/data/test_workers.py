@@ -71,6 +71,7 @@ def rows(made: Loader) -> list[list[float]]:
     return [row for s in slices for row in s.inputs[: s.count].tolist()]
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_replicas_or_where_a_run_resumes() -> None:
     one = rows(worked(Drawing(), 2))
     for replicas in (2, 3):
@@ -103,6 +104,7 @@ def pad(samples: list[Any]) -> Any:
     return np.array(rows), np.array([index for _, index in samples])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["partners", "mixture", "collated"])
 def test_what_makes_batches_otherwise_has_workers_too(kind: str) -> None:
     data: Any = Drawing()

@@ -176,6 +176,7 @@ def test_a_client_with_another_key_is_rejected_and_both_say_so(
         assert not server.arrivals()
 
 
+@pytest.mark.slow
 def test_a_server_that_trickles_bytes_cannot_hold_a_client() -> None:
     said: list[int] = []
 
