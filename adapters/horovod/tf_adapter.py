@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.tensorflow.base_adapter import UNCUT, MultiProcessAdapter
+from isotrain.adapters.tensorflow.base_adapter import MultiProcessAdapter
 from isotrain.plugin import RECORDED, BackendConfig, DeviceKind, ProcessContext, StartMethod
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ class HorovodTF(MultiProcessAdapter, Horovod):
     """Horovod's grouped all-reduce inside TensorFlow's traced training step."""
 
     name = "horovod-tf"
-    capabilities = {**Horovod.capabilities, "tensor": UNCUT}
     packages = (build_info.DISTRIBUTION, *MultiProcessAdapter.packages)
     summary = "Horovod under TensorFlow, one process per replica"
 

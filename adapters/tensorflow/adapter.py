@@ -13,7 +13,6 @@ from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.tensorflow.base_adapter import (
     DEFAULT_BUCKET_BYTES,
-    UNCUT,
     MultiProcessAdapter,
     TensorFlowAdapter,
 )
@@ -219,7 +218,7 @@ class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
         "ring": "over gRPC, for CPUs and GPUs",
         "nccl": "NVIDIA's collectives, for GPUs",
     }
-    capabilities = layout_capabilities(_REPLICATED) | {"tensor": UNCUT}
+    capabilities = layout_capabilities(_REPLICATED)
     cpu_collective = "ring"
     parameter_server_transport = "grpc"
 

@@ -19,7 +19,6 @@ from isotrain.plugin import (
     Adapter,
     Availability,
     BackendConfig,
-    Capabilities,
     DeviceKind,
     Message,
     PipelineSplit,
@@ -29,6 +28,7 @@ from isotrain.plugin import (
 
 if TYPE_CHECKING:
     from isotrain.adapters.tensorflow.comm.base import Communicator
+    from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
     from isotrain.plugin import ExportForm, Plan, ReplicaGroup, TrainingSpec
 
 _EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "saved-model"})
@@ -42,8 +42,6 @@ _LOG_LINES = (
 )
 """Patterns of messages that TensorFlow logs in every run; see `Adapter.ignored_log_lines`."""
 DEFAULT_BUCKET_BYTES = 4 * 2**20
-UNCUT = Capabilities.none("layers are not cut on TensorFlow")
-"""Capabilities of tensor-parallel groups."""
 
 
 class TensorFlowAdapter(Adapter):
@@ -168,18 +166,41 @@ class MultiProcessAdapter(TensorFlowAdapter):
         split: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("tensorflow")
+        from isotrain.adapters.tensorflow.pipeline.replica_group import PipelineReplicaGroup
+
+        return PipelineReplicaGroup(
+            spec, self._connect_within_replicas(spec, backend_config, context), split
+        )
+
+    def start_tensor_parallel(
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        layers: Sequence[str],
+    ) -> ReplicaGroup:
+        keras_backend.set_backend("tensorflow")
+        from isotrain.adapters.tensorflow.tensor_parallel.replica_group import (
+            TensorParallelReplicaGroup,
+        )
+
+        return TensorParallelReplicaGroup(
+            spec, self._connect_within_replicas(spec, backend_config, context), layers
+        )
+
+    def _connect_within_replicas(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> PipelineCommunicator:
+        """Creates the communicator of a run in which processes share a replica. Collective."""
         from isotrain.adapters.tensorflow.pipeline.comm import (
             PipelineCommunicator,
             RecordedPipelineCommunicator,
         )
-        from isotrain.adapters.tensorflow.pipeline.replica_group import PipelineReplicaGroup
 
         processes = self.connect_processes(spec, backend_config, context)
         is_recorded = backend_config.collective == RECORDED
         communicator = RecordedPipelineCommunicator if is_recorded else PipelineCommunicator
-        return PipelineReplicaGroup(
-            spec, communicator(processes, context, DEFAULT_BUCKET_BYTES), split
-        )
+        return communicator(processes, context, DEFAULT_BUCKET_BYTES)
 
 
 def _installed_version() -> str | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 import isotrain
 
-BACKENDS = ("torch-ddp", "horovod-torch")
+BACKENDS = ("torch-ddp", "tf-multiworker", "horovod-torch", "horovod-tf")
 
 
 def model() -> Any:
@@ -23,7 +23,7 @@ def model() -> Any:
     tokens = keras.Input((6,), dtype="int32")
     x = keras.layers.Embedding(16, 8, name="words")(tokens)
     x = x + keras.layers.MultiHeadAttention(4, 2, name="attention")(x, x)
-    hidden = keras.layers.Dense(32, activation="gelu", name="up")(x)
+    hidden = keras.layers.Dense(32, activation="silu", name="up")(x)
     x = x + keras.layers.Dense(8, name="down")(hidden)
     x = keras.layers.GlobalAveragePooling1D()(x)
     return keras.Model(tokens, keras.layers.Dense(2, name="classes")(x))

@@ -30,6 +30,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch-ddp", ("compressed, bf16", "sharded, stage 3", "broken-sums-gradients")),
     ("torch-ddp", ("pipeline",)),
     ("torch-ddp", ("tensor",)),
+    ("tf-multiworker", ("tensor",)),
 )
 """A backend and what is tried in the same processes of it: all that need no framework, and some on one.
 

@@ -11,6 +11,7 @@ from conformance.backends import param
 
 import isotrain
 from isotrain.core.errors import RunFailedError, UnsupportedError
+from isotrain.core.results.result import read_history
 
 CUT = {"strategy": {"name": "tensor", "options": {"degree": 2}}}
 STEPPED = {
@@ -22,8 +23,13 @@ STEPPED = {
 }
 BACKENDS = [
     param("torch-ddp"),
+    pytest.param("tf-multiworker", marks=pytest.mark.slow),
     param("horovod-torch", features=True),
+    param("horovod-tf", features=True),
 ]
+EACH_FRAMEWORK = ["torch-ddp", "tf-multiworker"]
+SILU = {"model_args": {"activation": "silu"}}
+"""TensorFlow's gelu divides by a float32 root."""
 
 
 def transformer(rate: float = 0.0, width: int = 13, activation: str = "gelu") -> Any:
@@ -79,23 +85,33 @@ def assert_equal(result: Any, expected: Any, bound: float = 1e-12) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_cut_layers_train_as_one_replica(tmp_path: Path, backend: str, replicas: int) -> None:
-    expected = trained("torch-ddp", 1, tmp_path, "one", **STEPPED)
-    assert_equal(trained(backend, replicas, tmp_path, **STEPPED, **CUT), expected)
+    expected = trained("torch-ddp", 1, tmp_path, "one", **STEPPED, **SILU)
+    result = trained(backend, replicas, tmp_path, **STEPPED, **SILU, **CUT)
+    assert_equal(result, expected)
+    norms = [
+        [*read_history(each.run_directory).scalars["gradient_norm"].values()]
+        for each in (result, expected)
+    ]
+    np.testing.assert_allclose(*norms, 1e-12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("random_layers", ["per-replica", "per-sample"])
-def test_dropout_drops_the_same_inside_cut_layers(tmp_path: Path, random_layers: Any) -> None:
+@pytest.mark.parametrize("backend", EACH_FRAMEWORK)
+def test_dropout_drops_the_same_inside_cut_layers(
+    tmp_path: Path, backend: str, random_layers: Any
+) -> None:
     fields = {"model_args": {"rate": 0.25}, "random_layers": random_layers}
-    expected = trained("torch-ddp", 2, tmp_path, "whole", **fields)
-    assert_equal(trained("torch-ddp", 2, tmp_path, **fields, **CUT), expected)
+    expected = trained(backend, 2, tmp_path, "whole", **fields)
+    assert_equal(trained(backend, 2, tmp_path, **fields, **CUT), expected)
 
 
 @pytest.mark.slow
-def test_norms_are_those_of_whole_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", EACH_FRAMEWORK)
+def test_norms_are_those_of_whole_weights(tmp_path: Path, backend: str) -> None:
     fields = {"optimizer": {"name": "lamb", "lr": 0.0625}, "clip": {"norm": 0.25}}
-    expected = trained("torch-ddp", 1, tmp_path, "one", **fields)
-    assert_equal(trained("torch-ddp", 1, tmp_path, **fields, **CUT), expected)
+    expected = trained(backend, 1, tmp_path, "one", **fields)
+    assert_equal(trained(backend, 1, tmp_path, **fields, **CUT), expected)
 
 
 def strategy(name: str, **options: Any) -> dict[str, Any]:
@@ -111,7 +127,8 @@ ROUTES = {
         ("torch-ddp", 1, strategy("tensor", degree=3)),
         ("torch-ddp", 1, CUT),
     ],
-    "tensorflow": [("torch-ddp", 1, CUT), ("tf-multiworker", 2, {}), ("torch-ddp", 1, CUT)],
+    "frameworks": [("tf-multiworker", 1, CUT), ("torch-ddp", 1, CUT), ("horovod-tf", 2, CUT)],
+    "tensorflow": [("torch-ddp", 1, CUT), ("tf-multiworker", 2, {}), ("tf-multiworker", 1, CUT)],
 }
 """Backend, replicas and strategy of every two steps."""
 
@@ -123,13 +140,14 @@ ROUTES = {
         "data-parallel",
         "sharded",
         "degree",
+        "frameworks",
         pytest.param("tensorflow", marks=pytest.mark.features),
     ],
 )
 def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path, route: str) -> None:
     fields = {**STEPPED, "epochs": None, "checkpoint": {"every_steps": 2}}
     del fields["gradient_norm"]  # sharded runs measure none
-    fields["model_args"] = {"activation": "silu"}  # TensorFlow's gelu divides by a float32 root
+    fields |= SILU
     expected = trained("torch-ddp", 1, tmp_path, "one", **{**fields, "steps": 6})
     before = None
     for part, (backend, replicas, strategy_fields) in enumerate(ROUTES[route]):
@@ -159,17 +177,14 @@ def predicting(session: isotrain.Session) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_all_processes_predict_and_none_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", EACH_FRAMEWORK)
+def test_all_processes_predict_and_none_alone(tmp_path: Path, backend: str) -> None:
     fields = {**SPEC, "epochs": 1}
     expected = isotrain.launch(
-        trained_predictions,
-        fields,
-        backend="torch-ddp",
-        replicas=1,
-        output=tmp_path / "one",
+        trained_predictions, fields, backend=backend, replicas=1, output=tmp_path / "one"
     )[0]
     for predictions, *refusals in isotrain.launch(
-        predicting, {**fields, **CUT}, backend="torch-ddp", replicas=2, output=tmp_path / "cut"
+        predicting, {**fields, **CUT}, backend=backend, replicas=2, output=tmp_path / "cut"
     ):
         np.testing.assert_allclose(predictions, expected, 0, 1e-12)
         assert refusals == ["session.call", "session.freeze"]
@@ -237,10 +252,13 @@ def ids_from_the_end() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_layers_that_others_see_stay_whole_and_ids_count_from_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", EACH_FRAMEWORK)
+def test_layers_that_others_see_stay_whole_and_ids_count_from_the_end(
+    tmp_path: Path, backend: str
+) -> None:
     fields = {"model": with_callers_besides, "data": ids_from_the_end}
-    expected = trained("torch-ddp", 1, tmp_path, "one", **fields)
-    assert_equal(trained("torch-ddp", 1, tmp_path, **fields, **CUT), expected)
+    expected = trained(backend, 1, tmp_path, "one", **fields)
+    assert_equal(trained(backend, 1, tmp_path, **fields, **CUT), expected)
 
 
 def ids_past_the_end() -> tuple[np.ndarray, np.ndarray]:
@@ -248,9 +266,13 @@ def ids_past_the_end() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match="index out of range"):
-        trained("torch-ddp", 1, tmp_path, data=ids_past_the_end, **CUT)
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [("torch-ddp", "index out of range"), ("tf-multiworker", r"is not in \[0, ")],
+)
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, backend: str, reason: str) -> None:
+    with pytest.raises(RunFailedError, match=reason):
+        trained(backend, 1, tmp_path, data=ids_past_the_end, **CUT)
 
 
 def with_scores() -> Any:

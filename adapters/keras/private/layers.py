@@ -331,6 +331,12 @@ def set_shape(variable: keras.Variable, shape: Iterable[int]) -> None:
     variable._shape = tuple(shape)
 
 
+def replace_value(variable: keras.Variable, value: Any) -> None:
+    """Lets a variable hold another variable of the framework, whose shape may be another one."""
+    variable._value = value
+    set_shape(variable, value.shape)
+
+
 def _probe_attention_layers() -> None:
     layer = keras.layers.MultiHeadAttention(2, 3)
     layer.build((None, 4, 5), (None, 4, 5))
@@ -343,6 +349,9 @@ def _probe_attention_layers() -> None:
     require(inner.heads_axis == -3, "the axis of the heads")
     set_shape(inner.output.kernel, (1, 3, 5))
     require(tuple(inner.output.kernel.shape) == (1, 3, 5), "a shape that is set")
+    replace_value(inner.output.kernel, inner.projections[0].kernel.value)
+    require(inner.output.kernel.value is inner.projections[0].kernel.value, "a value that is set")
+    require(tuple(inner.output.kernel.shape) == (5, 2, 3), "the shape of such a value")
 
 
 PROBES = (

@@ -1,4 +1,4 @@
-"""Communicator of a TensorFlow process of a pipeline run: with its copies, and within its replica."""
+"""Communicator of a TensorFlow process that shares a replica: with its copies, and within the replica."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from isotrain.plugin import DATA, ProcessContext, ReduceOp, Subgroups, Unsupport
 
 
 class PipelineCommunicator(Communicator):
-    """Communicator of a stage with its copies, and with the other processes of its replica.
+    """Communicator of a stage or part with its copies, and with the other processes of its replica.
 
-    All collectives are built from two: all-reduce and broadcast within subgroups of all processes. Transfers
-    name the index of a process in the replica.
+    All collectives are built from those within subgroups of all processes. Transfers name the index of a
+    process in the replica.
 
     Attributes:
         topology: Processes of the replica.
@@ -42,7 +42,7 @@ class PipelineCommunicator(Communicator):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         if op == "max":
-            raise _unsupported_collective()
+            return [tf.reduce_max(self.all_gather(tensor), axis=0) for tensor in tensors]
         sums = self._sums(tensors, self._same_stage)
         if op == "sum":
             return sums
@@ -101,7 +101,10 @@ class PipelineCommunicator(Communicator):
         return tf.bitcast(bits, tf.bfloat16)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        raise _unsupported_collective()
+        sizes = [tensor.shape.num_elements()] * self.replicas
+        flat = tf.reshape(tensor, [-1])
+        rows = self._processes.all_gather_shards(flat, sizes, self._same_stage)
+        return tf.reshape(rows, [self.replicas, *tensor.shape])
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         raise _unsupported_collective()
@@ -125,5 +128,5 @@ class RecordedPipelineCommunicator(PipelineCommunicator):
 
 def _unsupported_collective() -> UnsupportedError:
     return UnsupportedError(
-        "a pipeline stage has no such collective: it sends to and receives from other stages."
+        "a process that shares a replica with others has no such collective over all of them."
     )

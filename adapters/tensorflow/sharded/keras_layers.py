@@ -201,7 +201,7 @@ class _GatheringCall(_IsolatedCall):
     def weights(self) -> list[tf.Tensor]:
         """Shards, local shapes, uncast, of the layer's weights: the first arguments of `run_flat`."""
         return [
-            tf.convert_to_tensor(self._sharded_weights.local_shards[index])
+            tf.convert_to_tensor(self._sharded_weights.shards[index].local)
             for index in self._trained
         ]
 

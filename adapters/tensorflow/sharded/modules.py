@@ -191,7 +191,7 @@ class _GatheringCall:
 
     def shards(self) -> list[tf.Tensor]:
         """Shards of the module's weights, in their local shapes: the first differentiable inputs."""
-        return [tf.convert_to_tensor(self._weights.local_shards[index]) for index in self._indices]
+        return [tf.convert_to_tensor(self._weights.shards[index].local) for index in self._indices]
 
     def inputs(self) -> list[tf.Tensor]:
         """The differentiable tensors, of any shape, among the call's arguments."""

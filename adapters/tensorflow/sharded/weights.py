@@ -11,6 +11,7 @@ import tensorflow as tf
 from isotrain.adapters.common.weight_sharding import ShardSpec, shard_sizes
 from isotrain.adapters.tensorflow.base.variables import assign_anew, named_as, value_of
 from isotrain.adapters.tensorflow.comm.base import Communicator, plan_buckets
+from isotrain.adapters.tensorflow.trainer.local_shards import VariableShard
 from isotrain.adapters.tensorflow.trainer.state import native
 from isotrain.plugin import DATA, SHARD, DeviceMesh
 
@@ -23,7 +24,8 @@ class ShardedWeights:
     Attributes:
         model_weights: Full weights of the model.
         variables: Local shards, under the names of the weights.
-        local_shards: Local shards as TensorFlow variables.
+        shards: Local shards as TensorFlow variables, with their places in the weights.
+        full_variables: Full weights as TensorFlow variables.
         shard_specs: Shard layout of each weight.
         shard_index: Index of the local shards.
         keepalive_outputs: Tensors that the traced function must return. Without them, TensorFlow would
@@ -48,17 +50,23 @@ class ShardedWeights:
         self._shard_groups = groups
         self._communicator = communicator
         self.model_weights = list(weights)
-        self._full_variables = [native(weight) for weight in weights]
+        self.full_variables = [native(weight) for weight in weights]
         self._indices = {id(weight): index for index, weight in enumerate(weights)}
         self._is_unsharded = True
         self.shard_specs = [
-            ShardSpec(tuple(weight.shape), len(members)) for weight in self._full_variables
+            ShardSpec(tuple(weight.shape), len(members)) for weight in self.full_variables
         ]
         self.variables = [
-            named_as(weight, self.local_shard_of(index, value_of(self._full_variables[index])))
-            for index, weight in enumerate(weights)
+            named_as(weight, self._local_shard_of(index)) for index, weight in enumerate(weights)
         ]
-        self.local_shards = [native(variable) for variable in self.variables]
+        self.shards = [
+            VariableShard(
+                native(variable),
+                tuple(shard_spec.shape),
+                tuple(shard_spec.shard_offset(self.shard_index)),
+            )
+            for variable, shard_spec in zip(self.variables, self.shard_specs, strict=True)
+        ]
         self.keepalive_outputs: list[tf.Tensor] = []
         self.reshard()
 
@@ -75,45 +83,31 @@ class ShardedWeights:
         """Index of a weight."""
         return self._indices[id(weight)]
 
-    def local_shard_of(self, index: int, full: Any) -> Any:
-        """Local shard of a tensor or array of a weight's shape.
-
-        Args:
-            index: Index of the weight.
-            full: Tensor or array of the weight's shape.
-        """
+    def _local_shard_of(self, index: int) -> tf.Tensor:
+        """Local shard of a weight, by its index."""
         shard_spec = self.shard_specs[index]
-        ranges = zip(
-            shard_spec.shard_offset(self.shard_index),
-            shard_spec.shard_shape(self.shard_index),
-            strict=True,
+        offset = shard_spec.shard_offset(self.shard_index)
+        return tf.slice(
+            self.full_variables[index], offset, shard_spec.shard_shape(self.shard_index)
         )
-        return full[tuple(slice(start, start + size) for start, size in ranges)]
-
-    def refresh_shards(self, indices: Sequence[int]) -> None:
-        """Copies weights that were set while gathered to the local shards; not traced. Local."""
-        for index in indices:
-            self.local_shards[index].assign(
-                self.local_shard_of(index, value_of(self._full_variables[index]))
-            )
 
     def reshard(self) -> None:
         """Frees the full weights: this replica keeps its shards alone; not traced. Local."""
         if not self._is_unsharded:
             return
-        for weight in self._full_variables:
+        for weight in self.full_variables:
             assign_anew(weight, tf.constant(np.nan, weight.dtype))
         self._is_unsharded = False
 
     def trace_unshard(self, unit_bytes: int) -> None:
         """Gathers all weights into the model's variables, `unit_bytes` at a time; traced. Collective."""
         previous: list[tf.Operation] = []
-        for indices in plan_buckets(self._full_variables, unit_bytes):
+        for indices in plan_buckets(self.full_variables, unit_bytes):
             with tf.control_dependencies(previous):
-                shards = [value_of(self.local_shards[index]) for index in indices]
+                shards = [value_of(self.shards[index].local) for index in indices]
                 gathered = self._gather(indices, *shards)
                 previous = [
-                    assign_anew(self._full_variables[index], full)
+                    assign_anew(self.full_variables[index], full)
                     for index, full in zip(indices, gathered, strict=True)
                 ]
 
@@ -144,7 +138,7 @@ class ShardedWeights:
         full_weights: list[tf.Tensor] = gather(*shards)
         return full_weights
 
-    def norms(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    def norms(self, tensors: Sequence[tf.Tensor], indices: Sequence[int]) -> tf.Tensor:
         """Norms of full tensors from this replica's shards: float64, shape `[tensors]`. Collective."""
         squares = [tf.reduce_sum(tf.cast(tensor, tf.float64) ** 2) for tensor in tensors]
         return tf.sqrt(self._communicator.all_reduce_within(tf.stack(squares), self._shard_groups))

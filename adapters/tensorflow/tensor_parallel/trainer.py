@@ -1,0 +1,197 @@
+"""Trainer of one part of a tensor-parallel TensorFlow replica of a portable (Keras) model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.keras.tensor_parallel import Cut, find_cuts, part_bounds, require_portable
+from isotrain.adapters.tensorflow.base.variables import assign_all, value_of
+from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
+from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
+from isotrain.adapters.tensorflow.trainer.local_shards import (
+    ShardedState,
+    ShardedUpdate,
+    VariableShard,
+)
+from isotrain.adapters.tensorflow.trainer.state import NamedState, native
+from isotrain.plugin import StateKind, TrainingSpec
+
+
+class TensorFlowParts:
+    """The parts of a replica, as cut layers see them while they are traced.
+
+    Attributes:
+        index: Index of this process's part.
+        degree: Number of parts.
+    """
+
+    def __init__(self, communicator: PipelineCommunicator) -> None:
+        """Connects to the other parts."""
+        topology = communicator.topology
+        self.index, self.degree = topology.process, topology.processes
+        self._total = communicator.sum_in_replica
+
+    def copy(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor, of any shape; its gradient is the sum of the parts'. Collective."""
+
+        @tf.custom_gradient
+        def copied(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return tf.identity(tensor), self.sum
+
+        return copied(tensor)
+
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Sum of the parts' tensors, of any shape; each gets the gradient of the result. Collective."""
+
+        @tf.custom_gradient
+        def summed(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return self._total(tensor), self.copy
+
+        return summed(tensor)
+
+
+class CutWeights:
+    """The trainable weights of a model, of some of which this process has a part only.
+
+    Attributes:
+        variables: The weights, as variables of Keras.
+        shards: This process's part of each, which may be all of it.
+    """
+
+    def __init__(
+        self, trainable: Sequence[Any], cuts: Sequence[Cut], communicator: PipelineCommunicator
+    ) -> None:
+        """Keeps this process's part of the weights of layers that are cut. Local.
+
+        Args:
+            trainable: Trainable weights, equal on all processes.
+            cuts: Layers to cut.
+            communicator: Communicator with the other parts of the replica.
+        """
+        self.variables = list(trainable)
+        self._communicator = communicator
+        parts, self.shards = TensorFlowParts(communicator), []
+        axes = {id(variable): axis for each in cuts for variable, axis in each.axes}
+        for variable in trainable:
+            full = native(variable)
+            shape, offset = tuple(full.shape), None
+            if (axis := axes.get(id(variable))) is not None:
+                start, length = part_bounds(shape[axis], parts)
+                offset = tuple(start if each == axis else 0 for each in range(len(shape)))
+                size = [length if each == axis else count for each, count in enumerate(shape)]
+                part = tf.Variable(tf.slice(full, offset, size), name=variable.name)
+                keras_private.replace_value(variable, part)
+            self.shards.append(VariableShard(native(variable), shape, offset))
+        for each in cuts:
+            each.apply(parts)
+        self._gathered: Sequence[tf.Variable] = ()
+
+    @property
+    def is_unsharded(self) -> bool:
+        """Whether this process also has all weights, for reading."""
+        return bool(self._gathered)
+
+    @property
+    def full_variables(self) -> Sequence[tf.Variable]:
+        """The uncut weights, while they are gathered."""
+        return self._gathered
+
+    def trace_gather(self) -> list[tf.Tensor]:
+        """The uncut values of the weights that are cut, while this is traced. Collective."""
+        values = []
+        for shard in self.shards:
+            if shard.offset is not None:
+                part = value_of(shard.local)
+                extents = zip(shard.offset, part.shape, shard.shape, strict=True)
+                padding = [[start, full - start - size] for start, size, full in extents]
+                values.append(self._communicator.sum_in_replica(tf.pad(part, padding)))
+        return values
+
+    def keep(self, gathered: Sequence[tf.Tensor]) -> None:
+        """Keeps what `trace_gather` returned, for reading; steps go on with parts. Local."""
+        values = iter(gathered)
+        self._gathered = [
+            shard.local if shard.offset is None else tf.Variable(next(values), trainable=False)
+            for shard in self.shards
+        ]
+
+    def forget(self) -> None:
+        """Frees what `keep` has kept. Local."""
+        self._gathered = ()
+
+    def norms(self, tensors: Sequence[tf.Tensor], indices: Sequence[int]) -> tf.Tensor:
+        """L2 norms of uncut tensors: float64, shape `[tensors]`. Collective.
+
+        Args:
+            tensors: This process's parts.
+            indices: For each the index of the weight that is cut like it, if at all.
+        """
+        is_first = self._communicator.topology.process == 0  # it counts what all parts have
+        squares = [
+            tf.reduce_sum(tf.cast(tensor, tf.float64) ** 2)
+            if is_first or self.shards[index].offset is not None
+            else tf.zeros((), tf.float64)
+            for tensor, index in zip(tensors, indices, strict=True)
+        ]
+        return tf.sqrt(self._communicator.sum_in_replica(tf.stack(squares)))
+
+
+class TensorParallelTrainer(ReplicaTrainer):
+    """Trainer of a Keras model, of some weights of which this process has a part.
+
+    Attributes:
+        cuts: Layers that are cut.
+        weights: The trainable weights.
+        update: Optimizer of this process's parts.
+    """
+
+    weights: CutWeights
+    update: ShardedUpdate
+
+    def __init__(
+        self, spec: TrainingSpec, communicator: PipelineCommunicator, layers: Sequence[str]
+    ) -> None:
+        """Builds the model, cuts layers, and builds the optimizer and the metrics. Collective.
+
+        Args:
+            spec: Training spec.
+            communicator: Communicator with the other processes.
+            layers: Names, or patterns of names, of the layers; empty for all that can be cut.
+
+        Raises:
+            SpecError: There is nothing to cut, or there are fewer units, heads or rows than parts.
+        """
+        self._communicator = communicator
+        self._layers = layers
+        super().__init__(spec)
+
+    def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> ShardedUpdate:
+        """Cuts the weights first: there are never slots for all of them."""
+        model = require_portable(self.model)
+        self._broadcast_initial_values()
+        self.cuts = find_cuts(model, self._communicator.topology.processes, self._layers)
+        self.weights = CutWeights(trainable, self.cuts, self._communicator)
+        self._values = [shard.local for shard in self.weights.shards]
+        return ShardedUpdate(spec, self.weights)
+
+    def _broadcast_initial_values(self) -> None:
+        """Broadcasts the weights of the first process to all. Collective."""
+        variables = [*self._values, *self.others]
+
+        def broadcast() -> None:
+            values = map(self._communicator.broadcast_from_first, map(value_of, variables))
+            assign_all(variables, [*values])
+
+        tf.function(broadcast, autograph=False)()
+
+    def _state_of(
+        self,
+        trainable: Sequence[Any],
+        others: Sequence[Any],
+        kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
+    ) -> NamedState:
+        return ShardedState(trainable, others, kinds, self.weights, self.update.sharded_slots)
