@@ -267,7 +267,8 @@ class Interrupted(ProcessEvent):
         done: Number of steps in the state that it has.
         phase: Number of parts of the built-in loop after the last of these steps that are done: metrics,
             evaluation, end of epoch and so on; 0 in a loop of your own.
-        state_bytes: Size of that state, in bytes.
+        state_bytes: Size of what it writes if the others take this state from it, in bytes.
+        metrics_bytes: Size of its metrics, which it writes in any case, in bytes.
         reason: Error by which it noticed.
     """
 
@@ -276,6 +277,7 @@ class Interrupted(ProcessEvent):
     done: int
     phase: int
     state_bytes: int
+    metrics_bytes: int
     reason: str
 
 

@@ -112,6 +112,7 @@ class ElasticRun:
             done=self._carried.done,
             phase=self._carried.phase,
             state_bytes=self._carried.nbytes,
+            metrics_bytes=self._carried.metrics_nbytes,
             reason=reason,
         )
 

@@ -31,6 +31,7 @@ from integration.elastic_runs import (
 
 import isotrain
 from isotrain.core.errors import PlanError, RunFailedError, SpecError, UnsupportedError
+from isotrain.core.launching.supervision import handover_folders
 
 pytestmark = pytest.mark.usefixtures("reference", "no_processes_left")
 
@@ -138,6 +139,14 @@ def test_too_few_that_are_left_fail_and_name_the_rank(tmp_path: Path) -> None:
     assert first.startswith(f"rank 3 of {REPLICAS} {KILLED}")
     assert first.endswith("after step 5, in call 'between calls'.")
     assert any(line.startswith(f"rank 1: last step 2, then {KILLED}") for line in others), others
+
+
+def test_a_state_that_fits_nowhere_fails_and_names_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover_folders, "free_bytes", lambda parent: 0)
+    with pytest.raises(RunFailedError, match=r"(?s)rank 1 of 4 .*after step 2.*bytes to hand over"):
+        run(tmp_path, callbacks=[Kills(between={1: 2})])
 
 
 class Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from isotrain.core.contracts.events import (
@@ -15,11 +15,17 @@ from isotrain.core.contracts.events import (
     Steps,
 )
 from isotrain.core.contracts.membership import Membership
+from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.supervision.failure_diagnosis import (
+    RankStatus,
+    run_failure,
+    suspicion,
+    verdict,
+)
 from isotrain.core.launching.supervision.handover_folders import HandoverFolders
 
 if TYPE_CHECKING:
     from isotrain.core.launching.processes.rank_process import RankProcess
-    from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
 
 _MOST_ATTEMPTS = 3
 
@@ -82,8 +88,6 @@ class ElasticMembers:
             Whether it goes on. It does not after an error that a process has raised, or where one is lost
             before all have begun to train.
         """
-        from isotrain.core.launching.supervision.failure_diagnosis import verdict
-
         left = [each for each in all_processes if not each.left and each not in lost]
         has_begun = all(each.ready for each in all_processes)
         if any(each.failure for each in lost) or not has_begun or len(left) < self._least:
@@ -107,6 +111,9 @@ class ElasticMembers:
         """Publishes the next process group once all that are left wait for it; returns its event.
 
         A process that has finished is no member of it.
+
+        Raises:
+            RunFailedError: Their state fits nowhere.
         """
         members = [each for each in all_processes if not each.left and not each.finished]
         if not self._interrupted:
@@ -122,6 +129,7 @@ class ElasticMembers:
         self._attempts = 0 if has_cause else self._attempts + 1
         if self._attempts > _MOST_ATTEMPTS:
             return None  # nobody is lost, and it failed at once: a timeout ends the run
+        folder = self._folder(furthest, reports, all_processes)
         self._generation += 1
         self._is_void = False
         self._steps_at_start = furthest.done
@@ -136,7 +144,7 @@ class ElasticMembers:
             reported=self._steps,
             epochs=max((each.epoch + 1 for each in self._epochs), default=0),
             scalars=self._scalars,
-            folder=self._folders.take(furthest.state_bytes, writers=len(reports)),
+            folder=folder,
         )
         lost, self._lost = self._lost, {}
         self._interrupted = {}
@@ -149,6 +157,28 @@ class ElasticMembers:
             done=furthest.done,
             members=membership.members,
         )
+
+    def _folder(
+        self,
+        source: Interrupted,
+        reports: Mapping[int, Interrupted],
+        all_processes: Sequence[RankStatus],
+    ) -> str:
+        """Folder for the state of the source and the metrics of all.
+
+        Raises:
+            RunFailedError: The state fits nowhere; says which process was lost, too.
+        """
+        size = source.state_bytes + sum(each.metrics_bytes for each in reports.values())
+        try:
+            return self._folders.take(size, writers=len(reports))
+        except RunFailedError as error:
+            lost = [each for each in all_processes if str(each.rank) in self._lost]
+            if not lost:
+                raise
+            failure = run_failure(min(lost, key=suspicion), all_processes)
+            failure.args = (f"{failure}\n{error}",)
+            raise failure from None
 
     def _rewind_to(self, done: int) -> None:
         """Forgets what was reported of steps that are taken again."""

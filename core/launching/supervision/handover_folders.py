@@ -13,8 +13,8 @@ from isotrain.core.errors import RunFailedError
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "isotrain-elastic-"
-_MARGIN = 1 << 20
-"""Bytes beyond the state that each process may write."""
+_MARGIN = 1 << 16
+"""Bytes of the lists of files, and of pages that are not full, for each process that writes."""
 
 
 class HandoverFolders:
@@ -34,8 +34,8 @@ class HandoverFolders:
         """Makes an empty folder for a state; removes that of the group before the last.
 
         Args:
-            state_bytes: Size of the state, in bytes.
-            writers: Number of processes, each of which writes its metrics too.
+            state_bytes: Size of all that the processes write, in bytes.
+            writers: Number of processes that write.
 
         Raises:
             RunFailedError: The state fits nowhere.

@@ -10,8 +10,11 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.tensor_part import Section
 from isotrain.core.contracts.membership import Membership
 from isotrain.core.errors import CheckpointError, PeerLostError
+from isotrain.core.json_format import json_line
 from isotrain.core.session.checkpointing.state_snapshot import replica_section
 
+_TENSOR_BYTES = 512
+"""Limit for the description of a tensor in the files beside it, without its name."""
 _COMMIT_SECONDS = 60.0
 """Time for which the source waits for the parts of the other members, all of which are alive."""
 
@@ -40,9 +43,13 @@ class CarriedState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        sections = (*self.sections.values(), self.metrics)
-        return sum(part.array.nbytes for section in sections for part in section.values())
+        """Bytes of what the source writes for all: the equal state, and `run.json`."""
+        return sum(map(_stored_bytes, self.sections.values())) + len(json_line(self.run))
+
+    @property
+    def metrics_nbytes(self) -> int:
+        """Bytes of the metrics, which each member writes."""
+        return max(_stored_bytes(self.metrics), _stored_bytes(self.metrics_of_next))
 
     def hand_over(self, membership: Membership, member: int, is_void: Callable[[], bool]) -> str:
         """Writes this process's part of the state with which a new process group begins.
@@ -82,3 +89,8 @@ class CarriedState:
             except CheckpointError as error:
                 raise PeerLostError(f"the state was not handed over: {error}") from error
         return folder.location
+
+
+def _stored_bytes(section: Section) -> int:
+    """Bytes of a section's tensors in a checkpoint, with their names and descriptions."""
+    return sum(part.nbytes + 2 * len(name) + _TENSOR_BYTES for name, part in section.items())

@@ -27,7 +27,9 @@ _EVENTS: list[Event] = [
     events.Resumed(done=8, location="kept", changes=["steps: 8 then, 9 now"], lost=[]),
     events.Warned(text="look"),
     events.WorkerLost(lost_rank=2, lost_step=None, reason="it left", cause="was ended by SIGKILL"),
-    events.Interrupted(generation=0, done=8, phase=1, state_bytes=8, reason="PeerLostError: gone"),
+    events.Interrupted(
+        generation=0, done=8, phase=1, state_bytes=8, metrics_bytes=4, reason="PeerLostError: gone"
+    ),
     events.MembersChanged(
         time=1.5, generation=1, lost={"2": "was ended by SIGKILL"}, done=8, members=[0, 1, 3]
     ),

@@ -34,6 +34,7 @@ class Process:
 
     is_stopped = False
     status = Status(3, 0.0, "step")
+    log = Path("rank.log")
 
     def __init__(self, rank: int) -> None:
         self.info = ProcessInfo(rank)
@@ -78,7 +79,12 @@ class Run:
 
     def interrupted(self, rank: int, done: int, phase: int = 0, generation: int = 0) -> None:
         event = Interrupted(
-            generation=generation, done=done, phase=phase, state_bytes=8, reason="gone"
+            generation=generation,
+            done=done,
+            phase=phase,
+            state_bytes=8,
+            metrics_bytes=4,
+            reason="gone",
         )
         self.note(rank, event)
 
@@ -194,6 +200,32 @@ def test_a_group_that_fails_at_once_with_all_members_is_formed_three_times_more(
     assert run.regroup() is not None
 
 
+def test_a_state_that_fits_nowhere_says_who_was_lost(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def free_bytes(parent: Path) -> int:
+        asked.append(parent)
+        return 0
+
+    monkeypatch.setattr(handover_folders, "free_bytes", free_bytes)
+    run.lose(2)
+    for rank in (0, 3):
+        run.interrupted(rank, 5)
+    run.note(
+        1, Interrupted(generation=0, done=6, phase=0, state_bytes=100, metrics_bytes=30, reason="")
+    )
+    with pytest.raises(RunFailedError) as caught:
+        run.regroup()
+    text = str(caught.value)
+    first = text.partition("\n")[0]
+    assert first.startswith("rank 2 of 4 was ended by SIGKILL")
+    assert first.endswith("at step 3, in call 'step'.")
+    needed = 100 + 30 + 2 * 4 + 3 * (1 << 16)
+    assert f"the state takes {needed:,} bytes to hand over, and {asked[0]} has 0 free" in text
+
+
 def test_the_folder_of_the_state_is_removed(run: Run) -> None:
     run.lose(0)
     for rank in (1, 2, 3):
@@ -211,18 +243,18 @@ def test_a_state_that_does_not_fit_into_memory_goes_to_disk(
     memory, disk = tmp_path / "memory", tmp_path / "disk"
     memory.mkdir()
     disk.mkdir()
-    free = {memory: 5 << 20, disk: 9 << 20}
+    free = {memory: 4 << 20, disk: 9 << 20}
     monkeypatch.setattr(handover_folders, "SHARED_MEMORY", memory)
     monkeypatch.setattr(handover_folders, "free_bytes", free.__getitem__)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(disk))
     folders = handover_folders.HandoverFolders()
-    taken = [Path(folders.take(mebibytes << 20, writers=2)) for mebibytes in (3, 4, 7)]
+    taken = [Path(folders.take(mebibytes << 20, writers=2)) for mebibytes in (3, 4, 8)]
     assert [each.parent for each in taken] == [memory, disk, disk]
     assert [each.is_dir() for each in taken] == [False, True, True]
     with pytest.raises(
-        RunFailedError, match=r"(?s)takes 10,485,760 bytes .*disk has 9,437,184 free"
+        RunFailedError, match=r"(?s)takes 9,568,256 bytes .*disk has 9,437,184 free"
     ):
-        folders.take(8 << 20, writers=2)
+        folders.take(9 << 20, writers=2)
     folders.close()
     assert not [*memory.iterdir(), *disk.iterdir()]
 

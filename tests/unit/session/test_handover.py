@@ -33,3 +33,17 @@ def test_who_is_a_step_behind_gives_the_metrics_with_that_step(tmp_path: Path, p
     found = {name: checkpoint.read(name) for name in checkpoint.sections() if name != "model"}
     sums = {name: arrays["metrics/loss"].tolist() for name, arrays in found.items()}
     assert sums == ({} if phase else {"replica-1": [11.0] * 2, "replica-3": [30.0] * 2})
+
+
+def test_the_size_is_that_of_the_files(tmp_path: Path) -> None:
+    """A little more: names and descriptions are counted generously, pages that are not full are not."""
+    names = [f"block-{index}/attention/kernel" for index in range(100)]
+    weights = {name: TensorPart(np.full((64, 65), 0.5)) for name in names}
+    sums = {"metrics/loss": TensorPart(np.full(2, 1.0))}
+    notes = {"losses": [0.25] * 10_000}
+    state = CarriedState(0, 5, 0, notes, {"state": weights}, sums, {})
+    membership = Membership(1, (0,), 0, 0, 5, 0, 4, 0, 0, str(tmp_path))
+    state.hand_over(membership, 0, lambda: False)
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    told = state.nbytes + state.metrics_nbytes
+    assert told - 512 * len(names) < written < told
