@@ -18,7 +18,7 @@ from isotrain.core.cli.commands.list import BACKENDS, DOCTOR, PLUGINS, SCHEMA, S
 from isotrain.core.cli.commands.model import EVALUATE, EXPORT, PREDICT
 from isotrain.core.cli.commands.plugins import CONFORMANCE, NEW_PLUGIN
 from isotrain.core.cli.commands.run import PLAN, RESUME, RUN
-from isotrain.core.cli.commands.runs import LOGS, RUNS
+from isotrain.core.cli.commands.runs import JOIN, LOGS, RUNS
 from isotrain.core.cli.parser import HelpLayout, Parser
 from isotrain.core.system.version import VERSION
 
@@ -32,7 +32,7 @@ examples:
 `isotrain COMMAND --help` explains a command."""
 _CHECKPOINT = "checkpoint", "show, compare, verify, export and prune checkpoints", add_checkpoint
 _GROUPS: Mapping[str, Sequence[Command | tuple[str, str, Callable[[Any], None]]]] = {
-    "train": (INIT, RUN, RESUME, PLAN),
+    "train": (INIT, RUN, RESUME, JOIN, PLAN),
     "check and compare": (CHECK, COMPARE, REPORT, PARITY, TRACE, FIND),
     "use what was trained": (PREDICT, EVALUATE, EXPORT, _CHECKPOINT),
     "look at runs and this machine": (

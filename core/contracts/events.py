@@ -258,7 +258,7 @@ class WorkerLost(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted(ProcessEvent):
-    """A process of an elastic run has left its process group, because another process is lost.
+    """A process of an elastic run has left its process group, because another process is lost or joins.
 
     It waits for the launcher to say who is there.
 
@@ -282,21 +282,38 @@ class Interrupted(ProcessEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Waiting(ProcessEvent):
+    """A process that joins an elastic run has built its model, and waits to be let into the process group.
+
+    Attributes:
+        state_bytes: Size of the state that it will take from a member, in bytes, as far as its model tells.
+    """
+
+    kind = "waiting"
+    state_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MembersChanged(Event):
-    """An elastic run has lost processes, and the others go on in a new process group.
+    """Processes of an elastic run are lost or have joined, and it goes on in a new process group.
+
+    Processes are named by their rank at the start of the run; those that are started later have the numbers
+    after that, in their order.
 
     Attributes:
         time: Seconds since 1970.
         generation: Number of the new process group.
-        lost: What happened to each lost process, by its rank at the start of the run.
+        lost: What happened to each lost process, by its rank at the start.
+        joined: Ranks at the start of the processes that are new in the group.
         done: Number of steps done; the next one is taken by the members of the new group.
-        members: Ranks at the start of the run of the members; a member's rank is now its index here.
+        members: Ranks at the start of the members; a member's rank is now its index here.
     """
 
     kind = "members changed"
     time: float
     generation: int
     lost: Mapping[str, str]
+    joined: Sequence[int] = ()
     done: int
     members: Sequence[int]
 
@@ -460,6 +477,7 @@ _KINDS: tuple[type[Event], ...] = (
     Resumed,
     WorkerLost,
     Interrupted,
+    Waiting,
     MembersChanged,
     Warned,
     Failed,

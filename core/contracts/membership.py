@@ -16,13 +16,13 @@ JOIN_SECONDS = 10.0
 class Membership:
     """Processes that form one process group of an elastic run, and the state that they continue from.
 
-    Members are named by their ranks in the first group, which logs and the launcher keep. In the new group a
-    member's rank is its index among them.
+    Members are named by their ranks in the first group, which logs and the launcher keep; processes that are
+    started later have the numbers after that. In the new group a member's rank is its index among them.
 
     Attributes:
         generation: Number of the process group; the first one of a run is 0.
         members: First ranks of the members, ascending.
-        port: Port of this machine at which they meet.
+        ports: A port of this machine for each member; they meet at that of the first.
         source: Member whose state all take.
         done: Number of steps in that state.
         phase: How far the source has come with what follows the last step; see `Interrupted`.
@@ -34,7 +34,7 @@ class Membership:
 
     generation: int
     members: tuple[int, ...]
-    port: int
+    ports: tuple[int, ...]
     source: int
     done: int
     phase: int
@@ -51,25 +51,26 @@ class Membership:
     def from_bytes(cls, text: bytes) -> Membership:
         """Membership that `to_bytes` wrote."""
         fields = json.loads(text)
-        return cls(**{**fields, "members": tuple(fields["members"])})
+        members, ports = tuple(fields["members"]), tuple(fields["ports"])
+        return cls(**{**fields, "members": members, "ports": ports})
 
     def context(self, first: ProcessContext) -> ProcessContext:
         """Process context of a member in this group.
 
         Args:
-            first: Its process context in the first group.
+            first: The process context with which it was started.
         """
         processes = tuple(
-            replace(first.processes[member], rank=rank, local_rank=rank, replicas=(rank,))
-            for rank, member in enumerate(self.members)
+            replace(first.local_process, rank=rank, local_rank=rank, replicas=(rank,))
+            for rank in range(len(self.members))
         )
-        ports = (self.port, *(first.addresses[member][1] for member in self.members[1:]))
         return replace(
             first,
             rank=self.members.index(first.rank),
             replicas=len(processes),
             processes=processes,
-            addresses=tuple((LOCALHOST, port) for port in ports),
+            addresses=tuple((LOCALHOST, port) for port in self.ports),
             device_mesh=DeviceMesh({DATA: len(processes)}),
             join_seconds=JOIN_SECONDS,
+            joins=False,
         )

@@ -71,6 +71,8 @@ class ProcessContext:
         extra_addresses: Further addresses of rank 0, one for each extra port of the parallel layout.
         device_mesh: Device mesh of the run. Where each process holds one position, its rank is the index.
         join_seconds: Seconds in which the processes must find each other; None: the timeout of collectives.
+        joins: Whether this process joins an elastic run that is training. `processes` is then itself alone,
+            and `rank` its number among all that the run has started.
     """
 
     rank: int
@@ -81,6 +83,7 @@ class ProcessContext:
     extra_addresses: tuple[Address, ...] = ()
     device_mesh: DeviceMesh = field(default_factory=DeviceMesh)
     join_seconds: float | None = None
+    joins: bool = False
 
     @functools.cached_property
     def local_process(self) -> ProcessInfo:

@@ -36,6 +36,8 @@ CLOSE = "close"
 """Call of a process that has left the training loop."""
 AWAITING_OTHERS = "await the others"
 """Call of a process that is ready and waits for the others."""
+WAITING_TO_JOIN = "wait to join"
+"""Call of a process that waits to be let into the process group of an elastic run."""
 VERSION = 1
 
 _PAGE = struct.Struct("<qd32s")
@@ -48,6 +50,8 @@ _ACCEPTS_REQUESTS = PAGE_BYTES - 4
 """Offset of the byte by which a process says that its loop polls for requests."""
 _STOP = PAGE_BYTES - 5
 """Offset of the byte by which the launcher requests that training ends early."""
+_REGROUP = PAGE_BYTES - 6
+"""Offset of the byte by which the launcher requests that an elastic run forms its process group anew."""
 _GENERATIONS = struct.Struct("<qqq")
 """Generation of the last membership, number of groups that have lost a member, and size of the text."""
 _MEMBERSHIP = 128
@@ -109,6 +113,11 @@ def request_stop(page: mmap.mmap) -> None:
     page[_STOP] = 1
 
 
+def request_regroup(page: mmap.mmap) -> None:
+    """Requests of a process, by its status page, that it leaves its process group before its next step."""
+    page[_REGROUP] = 1
+
+
 def publish_membership(page: mmap.mmap, generation: int, text: bytes) -> None:
     """Tells a process, by its status page, which process group it is to join: a `Membership` as text.
 
@@ -116,7 +125,7 @@ def publish_membership(page: mmap.mmap, generation: int, text: bytes) -> None:
         IsotrainError: The text is too long for the page.
     """
     begin = _MEMBERSHIP + _GENERATIONS.size
-    if begin + len(text) > _STOP:
+    if begin + len(text) > _REGROUP:
         raise IsotrainError("elastic: the run has too many processes.")
     page[begin : begin + len(text)] = text
     struct.pack_into("<qq", page, _MEMBERSHIP + 8, generation, len(text))
@@ -313,6 +322,11 @@ class Reporter:
         """Whether the launcher has requested that training ends early."""
         return bool(self._page[_STOP])
 
+    @property
+    def is_regroup_requested(self) -> bool:
+        """Whether the launcher has requested that the process group is formed anew: a process joins."""
+        return bool(self._page[_REGROUP])
+
     def is_void(self, generation: int) -> bool:
         """Whether the process group of a generation has lost a member, as far as the launcher knows."""
         begin = _MEMBERSHIP + _GENERATIONS.size
@@ -324,6 +338,7 @@ class Reporter:
         while True:
             published, _, size = _GENERATIONS.unpack(self._page[_MEMBERSHIP:begin])
             if published > generation:
+                self._page[_REGROUP] = 0
                 return self._page[begin : begin + size]
             time.sleep(_POLL_SECONDS)
 

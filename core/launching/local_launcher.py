@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, VARIABLE, ProcessContext
-from isotrain.core.errors import IsotrainError
+from isotrain.core.errors import IsotrainError, RunFailedError
 from isotrain.core.launching.forkserver.process_starter import ProcessStarter
 from isotrain.core.launching.processes.orphan_guard import OrphanGuard
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.processes.rank_process import RankProcess, terminate_all, wait_for_exit
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.elastic_members import ElasticMembers
+from isotrain.core.launching.supervision.join_requests import JoinRequests
+from isotrain.core.launching.supervision.newcomers import Newcomers
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.system.pickling import Payload
 
@@ -46,8 +49,7 @@ class LocalLauncher(Launcher):
             taken = ports.take(started or job.plan.ports, first_port)
             contexts = process_contexts(job.plan, taken, directory)[:started]
             processes = [RankProcess(context) for context in contexts]
-            for process in processes:
-                cleanup.callback(process.close)
+            cleanup.callback(_close_all, processes)
             if job.spec.checkpoint is not None:
                 cleanup.enter_context(checkpoint_on_signals(processes))
             payload = cleanup.enter_context(contextlib.closing(Payload(job, directory)))
@@ -55,19 +57,80 @@ class LocalLauncher(Launcher):
             cleanup.callback(terminate_all, processes)
             for process in processes:
                 guard.watch(process.start(starter, payload))
+            listener = with_stop(on_event, _stop(processes))
             members = None
             if job.spec.elastic is not None:
-                members = ElasticMembers(job.spec.elastic.min, lambda: ports.take(1)[0])
+                pool = _ProcessPool(processes, ports, starter, payload, guard)
+                members = _elastic_members(job, directory, pool, ports, listener)
                 cleanup.callback(members.close)
-            left = _watch(processes, job, with_stop(on_event, _stop(processes)), members)
+            finished = _watch(processes, job, listener, members)
             # late, because it imports NumPy
             from isotrain.core.launching.run_directory.return_values import load_value
 
-            return [
-                load_value(directory, f"rank-{process.rank}-returned")
-                for process in job.plan.processes[:started]
-                if process.has_session and process.rank not in left
-            ]
+            return [load_value(directory, f"rank-{rank}-returned") for rank in finished]
+
+
+def _close_all(processes: Sequence[RankProcess]) -> None:
+    for process in processes:
+        process.close()
+
+
+@dataclass(frozen=True)
+class _ProcessPool:
+    """The rank processes of an elastic run, which come and go.
+
+    Attributes:
+        processes: The processes that have not been retired; changed in place.
+        ports: Ports of this machine.
+        starter: Starts processes.
+        payload: Pickled job.
+        guard: Watchdog of the processes.
+    """
+
+    processes: list[RankProcess]
+    ports: Ports
+    starter: ProcessStarter
+    payload: Payload
+    guard: OrphanGuard
+
+    def start(self, rank: int) -> RankProcess:
+        """Starts a process that is to join the run.
+
+        Raises:
+            RunFailedError: It cannot be started.
+        """
+        first = self.processes[0].context
+        info = replace(first.local_process, rank=rank, local_rank=0, replicas=(0,))
+        (port,) = self.ports.take(1)
+        context = ProcessContext(
+            rank, 1, first.run_directory, (info,), ((LOCALHOST, port),), joins=True
+        )
+        process = RankProcess(context)
+        self.processes.append(process)
+        try:
+            self.guard.watch(process.start(self.starter, self.payload))
+        except RunFailedError:
+            self.retire(process)
+            raise
+        return process
+
+    def retire(self, process: RankProcess) -> None:
+        """Frees what a process holds that has ended."""
+        if process.pid is not None:
+            self.guard.forget(process.pid)
+        self.processes.remove(process)
+        process.close()
+        self.ports.release(process.context.address[1])
+
+
+def _elastic_members(
+    job: Job, directory: Path, pool: _ProcessPool, ports: Ports, on_event: OnEvent
+) -> ElasticMembers:
+    elastic = job.spec.elastic
+    assert elastic is not None
+    requests = JoinRequests(directory)
+    newcomers = Newcomers(elastic, job.plan.replicas, pool.start, requests, on_event)
+    return ElasticMembers(elastic.min, ports, newcomers, pool.retire)
 
 
 def _stop(processes: Sequence[RankProcess]) -> Callable[[], None]:
@@ -82,8 +145,8 @@ def _stop(processes: Sequence[RankProcess]) -> Callable[[], None]:
 
 def _watch(
     processes: Sequence[RankProcess], job: Job, on_event: OnEvent, members: ElasticMembers | None
-) -> set[int]:
-    """Supervises the processes to their end; returns the ranks without which the run went on."""
+) -> list[int]:
+    """Supervises the processes to their end; returns the ranks with a session that have finished."""
     supervisor = Supervisor(
         processes,
         job.plan.timeouts,
@@ -98,7 +161,7 @@ def _watch(
         process.allow_exit()
     wait_for_exit(processes, _EXIT_SECONDS)
     supervisor.drain()
-    return supervisor.left
+    return supervisor.finished_ranks
 
 
 def process_contexts(plan: Plan, ports: Sequence[int], directory: Path) -> list[ProcessContext]:

@@ -123,7 +123,8 @@ def _resolve(
     spec, strategy, count = resolved_spec.spec_with_model, resolved_spec.strategy, devices.replicas
     _require_framework(spec, adapter.framework)
     _require_step_contexts(spec, strategy, adapter)
-    _require_equal_statistics(spec, strategy, adapter, count)
+    most = max(count, spec.elastic.max or 0) if spec.elastic else count
+    _require_equal_statistics(spec, strategy, adapter, most)
     _require_sample_draws(spec, strategy, adapter)
     notes_on_updates = _updates_notes(spec, strategy, adapter)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
@@ -135,7 +136,7 @@ def _resolve(
         require_backend_step(strategy, "gradients")
     if spec.on_nan == "skip":
         require_backend_step(strategy, "on_nan: skip")
-    _require_ordered_sums(spec, strategy, adapter, devices)
+    _require_ordered_sums(spec, strategy, adapter, devices.kind, most)
     _require_elastic(spec, strategy, adapter, resources, devices)
     notes = [*devices.notes, *notes_on_updates, *_compile_notes(spec, strategy, adapter)]
     _require_gradient_norm(spec, strategy, count)
@@ -206,7 +207,7 @@ def _require_elastic(
     """Refuses elastic runs where the other replicas cannot go on when a process is lost.
 
     Raises:
-        PlanError: The run has fewer replicas than the smallest number.
+        PlanError: The run has fewer replicas than the smallest number, or more than the largest.
         UnsupportedError: Launcher, strategy, backend or device do not support it.
     """
     if spec.elastic is None:
@@ -215,6 +216,11 @@ def _require_elastic(
         raise PlanError(
             f"elastic.min: expected at most the {counted(devices.replicas, 'replica')} of the run, received"
             f" {spec.elastic.min}."
+        )
+    if spec.elastic.max is not None and spec.elastic.max < devices.replicas:
+        raise PlanError(
+            f"elastic.max: expected at least the {counted(devices.replicas, 'replica')} of the run, received"
+            f" {spec.elastic.max}."
         )
     reason = None
     if resources.launcher != LOCAL:
@@ -462,7 +468,7 @@ def _require_sample_draws(spec: TrainingSpec, strategy: Strategy, adapter: Adapt
 
 
 def _require_ordered_sums(
-    spec: TrainingSpec, strategy: Strategy, adapter: Adapter, devices: Devices
+    spec: TrainingSpec, strategy: Strategy, adapter: Adapter, device: DeviceKind, replicas: int
 ) -> None:
     """Refuses `reproducible` where sums or kernels depend on the number of replicas.
 
@@ -481,15 +487,15 @@ def _require_ordered_sums(
             f"reproducible: backend {adapter.name!r} has {'; '.join(reasons)}. Leave it out, or"
             " choose another backend or strategy."
         )
-    if devices.kind == "gpu":
+    if device == "gpu":
         raise UnsupportedError(
             "reproducible: kernels of GPUs may add in another order each time. Use device: cpu."
         )
-    if devices.replicas > spec.parts:
+    if replicas > spec.parts:
         raise PlanError(
-            f"reproducible: {counted(devices.replicas, 'replica')}, and the global batch has"
+            f"reproducible: {counted(replicas, 'replica')}, and the global batch has"
             f" {counted(spec.parts, 'part')}. Use fewer replicas, or"
-            f" reproducible: {{granularity: {1 << (devices.replicas - 1).bit_length()}}}."
+            f" reproducible: {{granularity: {1 << (replicas - 1).bit_length()}}}."
         )
 
 

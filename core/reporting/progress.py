@@ -81,10 +81,14 @@ def _resumed(event: Resumed) -> str:
 
 
 def _members_changed(event: MembersChanged) -> str:
-    """Text on the processes that an elastic run has lost, and how many go on after which step."""
-    lost = "; ".join(f"rank {rank} {what}" for rank, what in event.lost.items())
-    go_on = f"{counted(len(event.members), 'replica')} go on after step {event.done}"
-    return f"{lost or 'a connection was lost'}: {go_on}"
+    """Text on the processes that an elastic run has lost and won, and how many go on after which step."""
+    changes = [f"rank {rank} {what}" for rank, what in event.lost.items()]
+    changes += [f"rank {rank} has joined" for rank in event.joined]
+    count = len(event.members)
+    go_on = (
+        f"{counted(count, 'replica')} {'goes' if count == 1 else 'go'} on after step {event.done}"
+    )
+    return f"{'; '.join(changes) or 'a connection was lost'}: {go_on}"
 
 
 def _evaluated(event: Scalars) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from isotrain.core.contracts.membership import Membership
+from isotrain.core.data.dataset import DataSet
 from isotrain.core.session.checkpointing.handover import CarriedState
 from isotrain.core.session.session import Session
 
@@ -12,6 +13,11 @@ _ITERATION = "built-in loop"
 
 class MemberSession(Session):
     """Session of a member of a process group; it hands its state over to the members of the next group."""
+
+    @property
+    def data(self) -> DataSet:
+        """The data set, which the next process group goes on with."""
+        return self._session_context.loaders.data
 
     def carried_state(self) -> CarriedState:
         """Copies the state with which this process goes on in another process group. Local.

@@ -21,6 +21,7 @@ from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Reporter
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.batch import Batch
+from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.checkpointer import Checkpointer
@@ -69,6 +70,7 @@ class Session:
         resumes: bool = False,
         may_stop: bool = False,
         survives: Callable[[BaseException], bool] = lambda error: False,
+        data: DataSet | None = None,
     ) -> None:
         """Builds the model, connects to the other processes and loads the data. Collective.
 
@@ -81,10 +83,17 @@ class Session:
             resumes: Whether `restore` is called next: initial weights are not read then.
             may_stop: Whether the launcher may request that training ends early.
             survives: Whether the run goes on in another process group after an error.
+            data: Data set that this process has loaded already; None: it is loaded.
         """
         self.stopwatch = Stopwatch()
         self._session_context = session_context = build_session_context(
-            resolved_spec, plan, context, reporter, server_connection, resumes=resumes
+            resolved_spec,
+            plan,
+            context,
+            reporter,
+            server_connection,
+            resumes=resumes,
+            data=data,
         )
         self.spec = resolved_spec.spec
         self.callbacks = resolved_spec.callbacks

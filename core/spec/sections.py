@@ -188,11 +188,27 @@ class Swa(_WeightAverage):
 
 
 class Elastic(SpecModel):
-    """Training that goes on without processes that are lost, and without a restart."""
+    """Training that goes on without a restart when processes are lost or join."""
 
     min: Count = Field(
-        description="Smallest number of replicas that go on; the run fails when fewer are left."
+        description="Smallest number of replicas that train; the run fails when it cannot have so many."
     )
+    max: Count | None = Field(
+        default=None,
+        description="Largest number of replicas, up to which `isotrain join` adds some; null: that of the "
+        "start.",
+    )
+    replacements: CountOrZero = Field(
+        default=3,
+        description="Number of processes that may be started in place of lost ones, over the run.",
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """The largest number is at least the smallest."""
+        least, most = fields.get("min"), fields.get("max")
+        if isinstance(least, int) and isinstance(most, int) and most < least:
+            yield Problem(f"at least {least}, as min", ("max",), most)
 
 
 class Reproducible(SpecModel):

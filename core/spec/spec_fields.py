@@ -153,9 +153,11 @@ class EarlyStoppingFields(TypedDict, total=False):
 
 
 class ElasticFields(TypedDict, total=False):
-    """Training that goes on without processes that are lost, and without a restart."""
+    """Training that goes on without a restart when processes are lost or join."""
 
     min: int
+    max: int | None
+    replacements: int
 
 
 class EmaFields(TypedDict, total=False):

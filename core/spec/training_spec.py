@@ -409,7 +409,8 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     )
     elastic: Elastic | None = Field(
         default=None,
-        description="Whether the other replicas go on when a process is lost: {min: 2}; null: the run fails.",
+        description="Whether the other replicas go on when a process is lost, and others join: "
+        "{min: 2, max: 8, replacements: 3}; null: the run fails.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Kind of device to use."

@@ -1,23 +1,26 @@
-"""Elastic runs: a process goes on in a new process group when another process is lost."""
+"""Elastic runs: a process goes on in a new process group when another process is lost or joins."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.events import Interrupted, Ready
+from isotrain.core.contracts.events import Interrupted, Ready, Waiting
 from isotrain.core.contracts.membership import Membership
-from isotrain.core.contracts.reporter import BETWEEN_CALLS
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, WAITING_TO_JOIN
 from isotrain.core.errors import EndedError
 from isotrain.core.planning.planner import plan_of_members
 from isotrain.core.system.periodic import repeated
+from isotrain.core.system.process import gc_paused
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.backend.adapter import Adapter
     from isotrain.core.contracts.job import Job
     from isotrain.core.contracts.process import ProcessContext
     from isotrain.core.contracts.reporter import Reporter
+    from isotrain.core.data.dataset import DataSet
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
     from isotrain.core.session.checkpointing.handover import CarriedState
     from isotrain.core.session.member_session import MemberSession
@@ -29,8 +32,11 @@ class ElasticRun:
     """One process's part of an elastic run, over all process groups that it is a member of.
 
     Where a call fails because another process is lost, this process keeps its state in memory, leaves the
-    process group, and waits for the launcher to say who is there. The members of the new group take the state
-    of the one that has come furthest, and call the run's function again, as a resumed run does.
+    process group, and waits for the launcher to say who is there. Where another process joins, it does so
+    before a step. The members of the new group take the state of the one that has come furthest, and call
+    the run's function again, as a resumed run does.
+
+    A process that joins builds its model and loads its data before, so that the others need not wait.
     """
 
     def __init__(
@@ -41,12 +47,12 @@ class ElasticRun:
         reporter: Reporter,
         blames_peer: Callable[[BaseException], bool],
     ) -> None:
-        """Prepares the first process group.
+        """Joins nothing yet.
 
         Args:
             job: The job.
             resolved_spec: The job's spec with its plugin references resolved.
-            context: Process context of this process in the first group.
+            context: Process context with which this process was started.
             reporter: Sends events to the launcher.
             blames_peer: Whether an error only says that another process is lost.
         """
@@ -58,18 +64,21 @@ class ElasticRun:
         self._blames_peer = blames_peer
         self._generation = 0
         self._carried: CarriedState | None = None
+        self._data: DataSet | None = None
 
-    def run(self, take_first: Callable[[], MemberSession]) -> Any:
+    def run(self, take_first: Callable[[], MemberSession] | None = None) -> Any:
         """Calls the job's function in this group and in those that follow; returns its value. Collective.
 
         Args:
-            take_first: Returns the session of the first process group, and keeps no reference to it.
+            take_first: Returns the session of the first process group, and keeps no reference to it; None in
+                a process that joins.
         """
-        first = take_first()
-        first.survives = self.survives
-        session: MemberSession | None = first
-        del first  # freed before the next process group is joined
+        session: MemberSession | None = None
         membership: Membership | None = None
+        if take_first is None:
+            membership = self._wait_to_join()
+        else:
+            session = self._first_session(take_first)
         while True:
             try:
                 with repeated(self._interrupt_void_group, _WATCH_SECONDS, "isotrain-membership"):
@@ -91,9 +100,45 @@ class ElasticRun:
             self._adapter.abandon_group()
             self._reporter.enter("wait for the other members")
             self._reporter.emit(interrupted)
-            text = self._reporter.wait_for_membership(self._generation)
-            membership = Membership.from_bytes(text)
-            self._generation = membership.generation
+            membership = self._next_membership()
+
+    def _first_session(self, take: Callable[[], MemberSession]) -> MemberSession:
+        session = take()
+        session.survives = self.survives
+        self._data = session.data
+        return session
+
+    def _wait_to_join(self) -> Membership:
+        """Builds the model for this process alone, loads the data, and waits to be let in. Local."""
+        from isotrain.core.session.checkpointing.handover import CarriedState
+        from isotrain.core.session.training.context import model_bytes, open_group
+        from isotrain.core.session.training.dataloaders import load_data
+
+        reporter, resolved_spec, context = self._reporter, self._resolved_spec, self._first_context
+        self._carried = CarriedState.none()
+        reporter.enter("build model")
+        alone = replace(
+            context, rank=0, processes=(replace(context.local_process, rank=0, replicas=(0,)),)
+        )
+        plan = plan_of_members(self._job.plan, resolved_spec.spec_with_model, alone.processes)
+        with gc_paused():  # it imports the framework
+            group = open_group(resolved_spec, plan, alone, None)
+        state = model_bytes(resolved_spec.spec, group).replicated
+        del group
+        gc.collect()
+        self._adapter.abandon_group()
+        reporter.enter("load data")
+        self._data = load_data(resolved_spec.spec)
+        reporter.enter(WAITING_TO_JOIN)
+        reporter.emit(Waiting(state_bytes=state.weights + state.slots))
+        return self._next_membership()
+
+    def _next_membership(self) -> Membership:
+        """Waits for the next process group that this process is a member of."""
+        text = self._reporter.wait_for_membership(self._generation)
+        membership = Membership.from_bytes(text)
+        self._generation = membership.generation
+        return membership
 
     def survives(self, error: BaseException) -> bool:
         """Whether the run goes on in another process group after an error."""
@@ -106,7 +151,7 @@ class ElasticRun:
         return is_void and self._reporter.call != BETWEEN_CALLS
 
     def _left_group(self, reason: str) -> Interrupted:
-        assert self._carried is not None  # the first session was ready
+        assert self._carried is not None  # a session was ready, or this process joins
         return Interrupted(
             generation=self._generation,
             done=self._carried.done,
@@ -137,6 +182,7 @@ class ElasticRun:
             resumes=True,
             may_stop=job.may_stop,
             survives=self.survives,
+            data=self._data,
         )
         session.take_over(location, membership)
         reporter.emit(Ready(samples=session.plan.samples))

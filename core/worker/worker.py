@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.backend.adapter import Adapter
     from isotrain.core.contracts.job import Job
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
+    from isotrain.core.worker.elastic import ElasticRun
 
 EXIT_FAILED = 1
 _PACKAGE_FOLDER = str(Path(__file__).parents[2]) + os.sep
@@ -170,6 +171,8 @@ def run_job_in_worker(
     from isotrain.core.system.files import atomic_write
 
     forward_warnings(reporter)
+    if context.joins:
+        return _elastic_run(job, resolved_spec, context, reporter).run()
     server_connection = None
     if context.role != "replica":
         server_connection = ServerConnection.of(context, job.key, job.plan.timeouts, reporter)
@@ -200,16 +203,22 @@ def run_job_in_worker(
     if on_ready is not None:
         on_ready()
     if resolved_spec.spec.elastic is not None:
-        from isotrain.core.worker.elastic import ElasticRun
-
-        adapter = resolved_spec.plugins.backend(job.plan.backend)
-        blames_peer = functools.partial(_blames_peer, adapter=adapter)
         sessions = [session]
         del session  # freed before the next process group is joined
-        return ElasticRun(job, resolved_spec, context, reporter, blames_peer).run(sessions.pop)
+        return _elastic_run(job, resolved_spec, context, reporter).run(sessions.pop)
     value = job.work(session)
     session.close()
     return value
+
+
+def _elastic_run(
+    job: Job, resolved_spec: ResolvedSpec, context: ProcessContext, reporter: Reporter
+) -> ElasticRun:
+    from isotrain.core.worker.elastic import ElasticRun
+
+    adapter = resolved_spec.plugins.backend(job.plan.backend)
+    blames_peer = functools.partial(_blames_peer, adapter=adapter)
+    return ElasticRun(job, resolved_spec, context, reporter, blames_peer)
 
 
 def forward_warnings(reporter: Reporter) -> None:

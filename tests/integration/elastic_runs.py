@@ -14,8 +14,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from helpers.waiting import wait_until
 
 import isotrain
+from isotrain.core.contracts.reporter import Reporter
 from isotrain.testing.reference.layers import Dense, Layer
 from isotrain.testing.reference.network import Network
 
@@ -80,13 +82,13 @@ def spec(**changes: Any) -> dict[str, Any]:
         "global_batch_size": 12,
         "epochs": EPOCHS,
         "precision": "float64",
-        "elastic": {"min": 1},
+        "elastic": {"min": 1, "replacements": 0},
     }
     return fields | changes
 
 
 def process() -> int:
-    """Rank of this process at the start of the run."""
+    """Rank of this process at the start of the run, or its number if it was started later."""
     rank: int = json.loads(os.environ["ISOTRAIN_PROCESS"])["rank"]
     return rank
 
@@ -119,6 +121,29 @@ class Kills:
     def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
         if self.between.get(process()) == batch.step:
             die()
+
+
+@dataclass
+class WaitsForNewcomer:
+    """Callback that waits after a step until the launcher asks to let a newcomer in, before the next one."""
+
+    step: int
+    reporter: Reporter | None = None
+
+    def on_start(self, session: isotrain.Session) -> None:
+        enter = Reporter.enter
+
+        def entering(reporter: Reporter, call: str) -> None:
+            self.reporter = reporter
+            enter(reporter, call)
+
+        mock.patch.object(Reporter, "enter", entering).start()
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if batch.step == self.step:
+            assert self.reporter is not None
+            reporter = self.reporter
+            wait_until(lambda: reporter.is_regroup_requested, 60)
 
 
 def _die_while_sending(session: isotrain.Session, step: int) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from helpers.in_process import script
 
-from benchmarks import batches, checkpoints, kills, restarts, stall, steps
+from benchmarks import batches, checkpoints, elastic_kills, kills, restarts, stall, steps
 from benchmarks.data import __main__ as loading
 from benchmarks.data import contenders as loading_contenders
 from benchmarks.peers import __main__ as program
@@ -406,6 +406,15 @@ def test_kill_drill_and_restart_times() -> None:
     assert not list(done.faults())
     start, again = restarts.timed("reference", victim=1)
     assert min(start, again) > 0
+
+
+@pytest.mark.examples
+def test_a_disturbed_elastic_run_is_equal_to_the_bit() -> None:
+    done = elastic_kills.disturb("reference", 2, steps=150, seed=0, seconds=0.3, bits=True)
+    assert not list(done.faults(0.0))
+    assert done.steps == (300, 300)
+    assert done.disturber.made <= 2
+    assert "equal (difference 0)" in done.summary(0.0)
 
 
 @pytest.mark.examples

@@ -134,7 +134,9 @@ def test_checkpoints_go_on_and_a_later_run_resumes_from_them(
 @pytest.mark.slow
 def test_too_few_that_are_left_fail_and_name_the_rank(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError) as caught:
-        run(tmp_path, callbacks=[Kills(between={1: 2, 3: 5})], elastic={"min": 3})
+        run(
+            tmp_path, callbacks=[Kills(between={1: 2, 3: 5})], elastic={"min": 3, "replacements": 0}
+        )
     first, *others = str(caught.value).splitlines()
     assert first.startswith(f"rank 3 of {REPLICAS} {KILLED}")
     assert first.endswith("after step 5, in call 'between calls'.")
@@ -226,7 +228,24 @@ def test_torch_ddp_goes_on(model: str, tmp_path: Path) -> None:
             SpecError,
             "global_batch_size with elastic",
         ),
-        ({"elastic": {"min": 1, "max": 8}}, "reference", SpecError, "elastic.max"),
+        (
+            {"elastic": {"min": 2, "max": 3}},
+            "reference",
+            PlanError,
+            "elastic.max: expected at least the 4",
+        ),
+        (
+            {"elastic": {"min": 3, "max": 2}},
+            "reference",
+            SpecError,
+            "elastic.max: got 2; expected at least 3, as min",
+        ),
+        (
+            {"elastic": {"min": 1, "max": 8}, "reproducible": {"granularity": 4}},
+            "reference",
+            PlanError,
+            "reproducible: 8 replicas",
+        ),
     ],
 )
 def test_what_cannot_go_on_is_refused(

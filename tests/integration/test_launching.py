@@ -222,8 +222,11 @@ def test_two_runs_do_not_get_the_same_port() -> None:
         (port,) = first.take(1, next(each for each in TOLD if are_free(each, 1)))
         with pytest.raises(PlanError, match="another run has it"):
             second.take(1, port)
-    with contextlib.closing(Ports()) as third:
+    third, fourth = Ports(), Ports()
+    with contextlib.closing(third), contextlib.closing(fourth):
         assert third.take(1, port) == (port,)
+        third.release(port)
+        assert fourth.take(1, port) == (port,)
 
 
 TOLD = range(PORTS.stop, PORTS.stop + 100, 2)

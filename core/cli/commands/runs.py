@@ -1,19 +1,24 @@
-"""`isotrain runs` and `isotrain logs`: run directories, and what ranks print."""
+"""`isotrain runs`, `logs` and `join`: run directories, what ranks print, and a rank more."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.argument_types import RUN_HELP, non_negative_int, run_location
 from isotrain.core.cli.command import Command
 from isotrain.core.contracts.events import Output
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_format import FORMAT, json_page
+from isotrain.core.quantities import counted
 from isotrain.core.system.standard_streams import has_colours, visible_output
+
+if TYPE_CHECKING:
+    from isotrain.core.launching.run_directory.run_directory import RunDirectory
 
 _POLL_SECONDS = 0.2
 
@@ -71,6 +76,53 @@ def _raise_no_log(folder: Path, rank: int) -> None:
     )
 
 
+def join(options: argparse.Namespace) -> None:
+    """Adds a replica to a running elastic run, and waits until it has joined."""
+    from isotrain.core.launching.run_directory.run_directory import RunDirectory
+    from isotrain.core.launching.supervision.join_requests import request_join
+
+    directory = RunDirectory.reopen(options.run)
+    rank = None
+    try:
+        for answer in request_join(directory.path):
+            if "refused" in answer:
+                raise IsotrainError(f"{options.run}: no replica joins: {answer['refused']}.")
+            if "failed" in answer:
+                raise IsotrainError(f"{options.run}: {answer['failed']}")
+            if "joined" in answer:
+                _say_joined(answer, options)
+                return
+            rank = answer["starts"]
+            if not options.json:
+                print(f"rank {rank} starts", flush=True)
+    except OSError:
+        raise IsotrainError(_why_none_joins(directory)) from None
+    raise IsotrainError(f"{options.run}: the run has ended before rank {rank} joined it.")
+
+
+def _say_joined(answer: Mapping[str, Any], options: argparse.Namespace) -> None:
+    rank, done, replicas = (answer[name] for name in ("joined", "done", "replicas"))
+    if options.json:
+        print(json_page({"format": FORMAT, "rank": rank, "done": done, "replicas": replicas}))
+        return
+    print(f"rank {rank} has joined: {counted(replicas, 'replica')} go on after step {done}")
+
+
+def _why_none_joins(directory: RunDirectory) -> str:
+    """Reason why a run takes no request to join."""
+    from isotrain.core.launching.run_directory.run_directory import SPEC_FILE, read_fields
+
+    path = directory.path
+    if not directory.is_locked():
+        return f"{path}: the run has ended. `isotrain resume` goes on with it, with --replicas."
+    if read_fields(path, SPEC_FILE).get("elastic") is None:
+        return (
+            f"{path}: the run is not elastic, so that no replica can join it. Start it with `elastic` in its"
+            " spec, such as --set elastic.min=1 --set elastic.max=8."
+        )
+    return f"{path}: the run is starting, or runs on another machine. Ask there, once it trains."
+
+
 def _add_runs_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "folder",
@@ -94,6 +146,10 @@ def _add_logs_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_join_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run", type=run_location, metavar="RUN", help=RUN_HELP)
+
+
 RUNS = Command(
     "runs",
     "list runs with their outcome and progress",
@@ -114,5 +170,17 @@ examples:
   isotrain logs last
   isotrain logs digits-20260102-030405 --rank 3 --follow""",
     add_arguments=_add_logs_arguments,
+    module=__name__,
+)
+JOIN = Command(
+    "join",
+    "add a replica to a running elastic run",
+    "Adds a replica to a running run of this machine whose spec has `elastic`, up to\n"
+    "`elastic.max` replicas, and waits until it has joined.",
+    """\
+examples:
+  isotrain join last
+  isotrain join digits-20260102-030405 --json""",
+    add_arguments=_add_join_arguments,
     module=__name__,
 )

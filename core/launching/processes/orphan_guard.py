@@ -12,7 +12,9 @@ _PROGRAM = """
 import json, os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 seconds, last = json.loads(sys.argv[1])
-groups = [int(line) for line in sys.stdin]
+groups = []
+for line in map(int, sys.stdin):
+    groups.append(line) if line > 0 else groups.remove(-line)
 
 def send(number, groups):
     left = []
@@ -66,9 +68,16 @@ class OrphanGuard:
 
     def watch(self, group: int) -> None:
         """Adds a process group."""
+        self._tell(group)
+
+    def forget(self, group: int) -> None:
+        """Removes a process group that has ended; call it before the group is reaped."""
+        self._tell(-group)
+
+    def _tell(self, number: int) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(b"%d\n" % group)
+            self._process.stdin.write(b"%d\n" % number)
             self._process.stdin.flush()
 
     def close(self) -> None:

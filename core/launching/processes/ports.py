@@ -25,7 +25,7 @@ class Ports:
 
     def __init__(self, address: str = LOCALHOST) -> None:
         self._address = address
-        self._leases: list[socket.socket] = []
+        self._leases: dict[int, socket.socket] = {}
 
     def take(self, count: int, first: int | None = None) -> tuple[int, ...]:
         """Leases `count` ports.
@@ -88,12 +88,16 @@ class Ports:
         except OSError as error:
             lease.close()
             return (error.strerror or str(error)).lower()
-        self._leases.append(lease)
+        self._leases[port] = lease
         return None
+
+    def release(self, port: int) -> None:
+        """Releases the lease of a port."""
+        self._leases.pop(port).close()
 
     def close(self) -> None:
         """Releases all leases."""
-        for lease in self._leases:
+        for lease in self._leases.values():
             lease.close()
         self._leases.clear()
 

@@ -25,6 +25,7 @@ from isotrain.core.contracts.reporter import (
     publish_membership,
     read_status,
     request_checkpoint,
+    request_regroup,
     request_stop,
     void_group,
 )
@@ -65,6 +66,8 @@ class RankProcess:
         self._page = mmap.mmap(self._status_file, PAGE_BYTES)
         self._process: ProcessHandle | None = None
         self._exit_code: int | None = None
+        self._last_status: Status | None = None
+        """Status at its end, once it is closed."""
 
     def start(self, starter: ProcessStarter, payload: Payload) -> int:
         """Starts the process with the job on its standard input; returns the id of its process group.
@@ -138,7 +141,7 @@ class RankProcess:
     @property
     def status(self) -> Status:
         """Current step and call of the process, or those at its end."""
-        return read_status(self._page)
+        return self._last_status or read_status(self._page)
 
     def allow_exit(self) -> None:
         """Lets it exit, once all ranks have finished; until then it waits."""
@@ -151,6 +154,10 @@ class RankProcess:
     def acknowledge(self, first: int) -> None:
         """Tells it the first step in the newest `Steps` that was received from rank 0."""
         acknowledge(self._page, first)
+
+    def request_regroup(self) -> None:
+        """Requests that it leaves its process group before its next step: a process joins."""
+        request_regroup(self._page)
 
     def void_group(self, generation: int) -> None:
         """Tells it that its process group of a generation has lost a member."""
@@ -166,14 +173,21 @@ class RankProcess:
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether its training loop reads checkpoint requests; True for a process without a session."""
-        return not self.context.has_session or accepts_requests(self._page)
+        """Whether its training loop reads checkpoint requests.
+
+        True for a process that has none: without a session, or one that joins a run, whose others have it.
+        """
+        has_loop = self.context.has_session and not self.context.joins
+        return not has_loop or accepts_requests(self._page)
 
     @property
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP) has suspended it."""
         with contextlib.suppress(psutil.Error):
-            return self._psutil_process().status() == psutil.STATUS_STOPPED
+            return (
+                self._process is not None
+                and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+            )
         return False
 
     @property
@@ -185,10 +199,6 @@ class RankProcess:
     def waits(self) -> dict[int, float]:
         """Seconds that each thread was runnable without a core, by thread id."""
         return {} if self._process is None else waits(self._process.pid)
-
-    def _psutil_process(self) -> psutil.Process:
-        assert self._process is not None
-        return psutil.Process(self._process.pid)
 
     def request_stacks(self) -> None:
         """Has it write the stacks of its threads to its log (SIGUSR1); only after its first event."""
@@ -206,7 +216,8 @@ class RankProcess:
                 os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Closes this process's ends of the pipes, and reaps the process."""
+        """Closes this process's ends of the pipes, and reaps the process. Status and exit code stay known."""
+        self._exit_code, self._last_status = self.exit_code, self.status
         os.close(self.events)
         if self._event_writer >= 0:
             os.close(self._event_writer)
@@ -216,6 +227,7 @@ class RankProcess:
         os.close(self._status_file)
         if self._process is not None:
             self._process.release()
+            self._process = None
 
 
 def _open_pipe() -> tuple[IO[bytes], IO[bytes]]:

@@ -1,4 +1,4 @@
-"""Members of an elastic run: decides which processes go on when others are lost, and from which state."""
+"""Members of an elastic run: which processes go on when others are lost or join, and from which state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from isotrain.core.contracts.events import (
     Interrupted,
     MembersChanged,
     ProcessEvent,
+    Ready,
     Scalars,
     Steps,
+    Waiting,
 )
 from isotrain.core.contracts.membership import Membership
 from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.supervision.failure_diagnosis import (
     RankStatus,
     run_failure,
@@ -23,6 +26,7 @@ from isotrain.core.launching.supervision.failure_diagnosis import (
     verdict,
 )
 from isotrain.core.launching.supervision.handover_folders import HandoverFolders
+from isotrain.core.launching.supervision.newcomers import Newcomers
 
 if TYPE_CHECKING:
     from isotrain.core.launching.processes.rank_process import RankProcess
@@ -35,18 +39,37 @@ class ElasticMembers:
 
     Once a member is lost, its group is void. Each other member leaves it, and reports how many steps its
     state has. When all have reported, the next group is published, with the state that has come furthest.
+    Where a newcomer waits, the members are asked to leave their group before their next step.
     """
 
-    def __init__(self, least: int, take_port: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        least: int,
+        ports: Ports,
+        newcomers: Newcomers,
+        retire: Callable[[RankProcess], None],
+    ) -> None:
         """Begins with the group of all processes.
 
         Args:
             least: Smallest number of members.
-            take_port: Reserves a port for a group to meet at.
+            ports: Ports of this machine, one of which each group meets at.
+            newcomers: Starts further processes.
+            retire: Frees what an ended process holds.
         """
         self._least = least
-        self._take_port = take_port
+        self._ports = ports
+        self._port: int | None = None
+        """Port at which the present group has met; None for the first group."""
+        self._newcomers = newcomers
+        self._retire = retire
         self._generation = 0
+        self._has_begun = False
+        """Whether all processes of the start have been ready."""
+        self._forming: set[int] = set()
+        """Members that have not yet formed the present group."""
+        self._is_asked = False
+        """Whether the members were asked to leave the present group."""
         self._is_void = False
         self._lost: dict[str, str] = {}
         """What happened to the processes that were lost since the last group was published."""
@@ -61,7 +84,8 @@ class ElasticMembers:
         self._folders = HandoverFolders()
 
     def close(self) -> None:
-        """Removes the state that was handed over."""
+        """Removes the state that was handed over, and takes no newcomers any more."""
+        self._newcomers.close()
         self._folders.close()
 
     def note(self, rank: int, event: ProcessEvent, all_processes: Sequence[RankStatus]) -> bool:
@@ -69,10 +93,15 @@ class ElasticMembers:
         if isinstance(event, Interrupted):
             if event.generation == self._generation:
                 self._interrupted[rank] = event
+        elif isinstance(event, Waiting):
+            self._newcomers.note(rank, event)
+        elif isinstance(event, Ready):
+            self._forming.discard(rank)
         elif isinstance(event, Steps):
             self._steps = max(self._steps, event.first + len(event.losses))
             for each in all_processes:
-                _process(each).acknowledge(event.first)
+                if not each.left:
+                    _process(each).acknowledge(event.first)
         elif isinstance(event, Scalars):
             self._scalars = max(self._scalars, max(event.steps) + 1)
         elif isinstance(event, EpochEnded):
@@ -82,24 +111,43 @@ class ElasticMembers:
         return True
 
     def lose(self, lost: Sequence[RankStatus], all_processes: Sequence[RankStatus]) -> bool:
-        """Lets the run go on without processes that have ended or fallen silent, if enough are left.
+        """Lets the run go on without processes that have ended or fallen silent, if enough are left or start.
 
         Returns:
-            Whether it goes on. It does not after an error that a process has raised, or where one is lost
-            before all have begun to train.
+            Whether it goes on. It does not after an error that a member has raised, where one is lost before
+            all have begun to train, or where no member is left that has the state.
         """
-        left = [each for each in all_processes if not each.left and each not in lost]
-        has_begun = all(each.ready for each in all_processes)
-        if any(each.failure for each in lost) or not has_begun or len(left) < self._least:
+        for each in lost:
+            if each.joins:
+                self._newcomers.drop(each)
+        lost = [each for each in lost if not each.left]
+        if not lost:
+            return True
+        members = [each for each in all_processes if not each.left and not each.joins]
+        left = [each for each in members if each not in lost]
+        self._has_begun = self._has_begun or all(each.ready for each in members)
+        count = len(left) + self._newcomers.hope(all_processes)
+        if any(each.failure for each in lost) or not self._has_begun or count < self._least:
+            return False
+        if not any(each.ready for each in left):
             return False
         for each in lost:
             self._lost[str(each.rank)] = verdict(each)
-            if not each.process.is_gone:
-                each.process.end()
+            each.process.end()  # also what it has started
             each.left = True
             self._interrupted.pop(each.rank, None)
         self._make_void(left)
         return True
+
+    def recruit(self, all_processes: Sequence[RankStatus]) -> list[RankProcess]:
+        """Starts the processes that are to join the run; returns them."""
+        members = [each for each in all_processes if not each.left and not each.joins]
+        self._has_begun = self._has_begun or all(each.ready for each in members)
+        return self._newcomers.recruit(all_processes) if self._has_begun else []
+
+    def retire(self, lost: RankStatus) -> None:
+        """Frees what a lost process holds, once it has ended and all that it has sent is read."""
+        self._retire(_process(lost))
 
     def _make_void(self, members: Sequence[RankStatus]) -> None:
         if not self._is_void:
@@ -113,31 +161,42 @@ class ElasticMembers:
         A process that has finished is no member of it.
 
         Raises:
-            RunFailedError: Their state fits nowhere.
+            RunFailedError: Their state fits nowhere, or newcomers that are needed have failed.
         """
-        members = [each for each in all_processes if not each.left and not each.finished]
+        present = [each for each in all_processes if not each.left and not each.joins]
+        members = [each for each in present if not each.finished]
         if not self._interrupted:
+            if len(members) == len(present):  # not at the end of the run
+                self._ask_to_regroup(members, all_processes)
             return None
         self._make_void(members)
         if any(each.rank not in self._interrupted for each in members):
+            return None
+        joining = [each for each, _ in self._newcomers.waiting(all_processes)]
+        if len(present) + len(joining) < self._least:
+            if len(present) + self._newcomers.hope(all_processes) < self._least:
+                raise self._failure(all_processes, "no process came in its place")
             return None
         reports = {each.rank: self._interrupted[each.rank] for each in members}
         source, furthest = max(
             reports.items(), key=lambda item: (item[1].done, item[1].phase, -item[0])
         )
-        has_cause = bool(self._lost) or furthest.done > self._steps_at_start
+        has_cause = bool(self._lost) or self._is_asked or furthest.done > self._steps_at_start
         self._attempts = 0 if has_cause else self._attempts + 1
         if self._attempts > _MOST_ATTEMPTS:
             return None  # nobody is lost, and it failed at once: a timeout ends the run
-        folder = self._folder(furthest, reports, all_processes)
+        writers = len(members) + len(joining)
+        folder = self._folder(furthest, reports, writers, all_processes)
         self._generation += 1
-        self._is_void = False
+        self._is_void = self._is_asked = False
         self._steps_at_start = furthest.done
         self._rewind_to(furthest.done)
+        members += joining
+        self._forming = {each.rank for each in members}
         membership = Membership(
             generation=self._generation,
-            members=tuple(reports),
-            port=self._take_port(),
+            members=tuple(each.rank for each in members),
+            ports=self._ports_of(members),
             source=source,
             done=furthest.done,
             phase=furthest.phase,
@@ -150,10 +209,12 @@ class ElasticMembers:
         self._interrupted = {}
         for each in members:
             _process(each).publish_membership(membership)
+        self._newcomers.let_in(joining, furthest.done, len(members))
         return MembersChanged(
             time=time.time(),
             generation=self._generation,
             lost=lost,
+            joined=tuple(each.rank for each in joining),
             done=furthest.done,
             members=membership.members,
         )
@@ -162,6 +223,7 @@ class ElasticMembers:
         self,
         source: Interrupted,
         reports: Mapping[int, Interrupted],
+        writers: int,
         all_processes: Sequence[RankStatus],
     ) -> str:
         """Folder for the state of the source and the metrics of all.
@@ -171,14 +233,45 @@ class ElasticMembers:
         """
         size = source.state_bytes + sum(each.metrics_bytes for each in reports.values())
         try:
-            return self._folders.take(size, writers=len(reports))
+            return self._folders.take(size, writers=writers)
         except RunFailedError as error:
-            lost = [each for each in all_processes if str(each.rank) in self._lost]
-            if not lost:
-                raise
-            failure = run_failure(min(lost, key=suspicion), all_processes)
-            failure.args = (f"{failure}\n{error}",)
-            raise failure from None
+            raise self._failure(all_processes, str(error)) from None
+
+    def _failure(self, all_processes: Sequence[RankStatus], reason: str) -> RunFailedError:
+        """The error that the run cannot go on, which names the process that was lost."""
+        lost = [each for each in all_processes if str(each.rank) in self._lost]
+        if not lost:
+            return RunFailedError(reason)
+        failure = run_failure(min(lost, key=suspicion), all_processes)
+        failure.args = (f"{failure}\n{reason}",)
+        return failure
+
+    def _ask_to_regroup(
+        self, members: Sequence[RankStatus], all_processes: Sequence[RankStatus]
+    ) -> None:
+        """Asks the members to leave their group before their next step, if a newcomer waits.
+
+        Not while a group forms. A newcomer whose state fits nowhere is not let in.
+        """
+        is_training = self._has_begun and not self._forming and not self._is_void
+        waiting = self._newcomers.waiting(all_processes)
+        if self._is_asked or not waiting or not is_training:
+            return
+        for each, event in waiting:
+            fault = self._folders.shortage(event.state_bytes, writers=len(members) + len(waiting))
+            if fault is not None:
+                self._newcomers.drop(each, f"cannot be let in: {fault}")
+        if any(not each.left for each, _ in waiting):
+            self._is_asked = True
+            for each in members:
+                _process(each).request_regroup()
+
+    def _ports_of(self, members: Sequence[RankStatus]) -> tuple[int, ...]:
+        """A new port for the group to meet at, and those of the members but the first."""
+        if self._port is not None:
+            self._ports.release(self._port)
+        (self._port,) = self._ports.take(1)
+        return self._port, *(_process(each).context.address[1] for each in members[1:])
 
     def _rewind_to(self, done: int) -> None:
         """Forgets what was reported of steps that are taken again."""

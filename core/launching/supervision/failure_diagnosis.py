@@ -44,6 +44,8 @@ class RankStatus:
         finished: Whether it reported the end of its work.
         lost: Reason why it is considered lost although it runs; None if it is not.
         left: Whether the run goes on without it (elastic).
+        joins: Whether it is to join an elastic run, and is no member of the process group yet.
+        is_retired: Whether it has ended, and nothing more is read from it (elastic).
         ignored_log_lines: Patterns of log lines that diagnose nothing, see `Adapter.ignored_log_lines`.
     """
 
@@ -58,6 +60,8 @@ class RankStatus:
     finished: bool = False
     lost: str | None = None
     left: bool = False
+    joins: bool = False
+    is_retired: bool = False
     ignored_log_lines: Sequence[str] = ()
 
     @property
@@ -72,6 +76,11 @@ class RankStatus:
     def is_over(self) -> bool:
         """Whether the run waits for nothing more from it."""
         return self.finished or self.left
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the run does not end before it."""
+        return self.has_session and not self.is_over and not self.joins
 
     @property
     def has_session(self) -> bool:

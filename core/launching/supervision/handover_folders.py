@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from isotrain.core.errors import RunFailedError
@@ -42,7 +43,7 @@ class HandoverFolders:
         """
         while len(self._folders) > 1:
             self._folders.pop(0).remove()
-        needed = state_bytes + writers * _MARGIN
+        needed = _needed(state_bytes, writers)
         found: list[str] = []
         for parent in self._parents:
             free = free_bytes(parent)
@@ -55,16 +56,32 @@ class HandoverFolders:
                 found[-1] += f", but {error.strerror}"
                 continue
             return str(self._folders[-1].path)
-        raise RunFailedError(
-            f"elastic: the state takes {needed:,} bytes to hand over, and {'; '.join(found)}. Make room, or"
-            " let TMPDIR name a folder that has it, and that can be locked (flock)."
-        )
+        raise RunFailedError(_shortage(needed, found))
+
+    def shortage(self, state_bytes: int, writers: int) -> str | None:
+        """Reason why a state fits nowhere now; None where it fits. The arguments are those of `take`."""
+        needed = _needed(state_bytes, writers)
+        free = {parent: free_bytes(parent) for parent in self._parents}
+        if max(free.values(), default=0) >= needed:
+            return None
+        return _shortage(needed, [f"{parent} has {each:,} free" for parent, each in free.items()])
 
     def close(self) -> None:
         """Removes all folders."""
         for folder in self._folders:
             folder.remove()
         self._folders.clear()
+
+
+def _needed(state_bytes: int, writers: int) -> int:
+    return state_bytes + writers * _MARGIN
+
+
+def _shortage(needed: int, found: Sequence[str]) -> str:
+    return (
+        f"elastic: the state takes {needed:,} bytes to hand over, and {'; '.join(found)}. Make room, or"
+        " let TMPDIR name a folder that has it, and that can be locked (flock)."
+    )
 
 
 class _LockedFolder:

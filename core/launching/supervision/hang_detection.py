@@ -8,7 +8,6 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from isotrain.core.contracts.reporter import AWAITING_OTHERS, BETWEEN_CALLS
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
-from isotrain.core.launching.supervision.monitored_process import MonitoredProcess
 
 
 class CpuStarvation:
@@ -17,15 +16,15 @@ class CpuStarvation:
     It is measured only once a call takes long: runs that make progress pay nothing for it.
     """
 
-    def __init__(self, processes: Sequence[MonitoredProcess]) -> None:
+    def __init__(self, processes: Sequence[RankStatus]) -> None:
         """Measures nothing yet.
 
         Args:
-            processes: Processes of the run in rank order.
+            processes: Processes of the run by rank; later ones may be appended.
         """
         self._processes = processes
         self._call: Hashable = None
-        self._waits_at_start: list[Mapping[int, float]] = []
+        self._waits_at_start: dict[int, Mapping[int, float]] = {}
 
     def of(self, rank: int, call: Hashable) -> float:
         """Seconds of starvation of a process: the maximum over its threads, which starve in parallel.
@@ -35,9 +34,14 @@ class CpuStarvation:
             call: Identifies the slow call; starvation counts from the first query about it.
         """
         if call != self._call:
-            self._call, self._waits_at_start = call, [each.waits for each in self._processes]
-        at_start = self._waits_at_start[rank]
-        waits = self._processes[rank].waits.items()
+            self._call = call
+            self._waits_at_start = {
+                index: each.process.waits
+                for index, each in enumerate(self._processes)
+                if not each.left
+            }
+        at_start = self._waits_at_start.get(rank, {})
+        waits = self._processes[rank].process.waits.items()
         return max((seconds - at_start.get(thread, 0.0) for thread, seconds in waits), default=0.0)
 
 
@@ -53,12 +57,12 @@ class HangDetector:
         """Starts without observations.
 
         Args:
-            processes: States of the run's processes in rank order.
+            processes: States of the run's processes by rank; later ones may be appended.
             timeouts: Timeouts of a call in seconds: `start` before a process is ready, `progress` after.
         """
         self._processes = processes
         self._timeouts = timeouts
-        self._starvation = CpuStarvation([watched.process for watched in processes])
+        self._starvation = CpuStarvation(processes)
         self._pauses = deque[tuple[float, float]](maxlen=_MAX_PAUSES)
         """The last pauses: end (`time.monotonic`) and seconds of each."""
 
@@ -69,7 +73,7 @@ class HangDetector:
             now: Present time (`time.monotonic`).
         """
         late = self._lateness(now) > 0
-        present = [watched for watched in self._processes if not watched.left]
+        present = [each for each in self._processes if not each.left and not each.joins]
         if late and not any(w.failure or (w.lost and w.is_needed) for w in present):
             self.blame_slowest(now)
 
@@ -93,9 +97,7 @@ class HangDetector:
 
     def _slowest(self) -> RankStatus:
         """The process that is furthest behind, for which others may wait."""
-        return min(
-            (w for w in self._processes if w.has_session and not w.is_over), key=_progress_key
-        )
+        return min((each for each in self._processes if each.is_awaited), key=_progress_key)
 
     def _lateness(self, now: float) -> float:
         """Seconds by which the latest call exceeds its timeout, less pauses and starvation; else negative.
@@ -116,8 +118,7 @@ class HangDetector:
 
 def _is_in_limited_call(watched: RankStatus) -> bool:
     """Whether a process is in a session's call with a timeout, and not in user code."""
-    is_running = watched.has_session and watched.started and not watched.is_over
-    return is_running and watched.process.status.call != BETWEEN_CALLS
+    return watched.is_awaited and watched.started and watched.process.status.call != BETWEEN_CALLS
 
 
 def _progress_key(watched: RankStatus) -> tuple[int, bool, bool]:

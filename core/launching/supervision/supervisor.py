@@ -20,9 +20,11 @@ from isotrain.core.contracts.events import (
     Output,
     ProcessEvent,
     Ready,
+    Waiting,
     WorkerLost,
     read_event,
 )
+from isotrain.core.contracts.reporter import WAITING_TO_JOIN
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.run_directory.pipes import read_available
 from isotrain.core.launching.supervision.elastic_members import ElasticMembers
@@ -51,6 +53,8 @@ Its native code may wait for a silent worker, which must be ended first.
 """
 _ACTIVITY_POLL_SECONDS = 0.5
 _PAUSE_SECONDS = 1.0
+_NEWS = Finished | Failed | Interrupted | Waiting
+"""Events after which all processes are checked at once."""
 _STARTING_CALLS = ("start", "read job")
 """Calls in which a process waits for no other: without activity in them it is lost."""
 
@@ -84,12 +88,11 @@ class Supervisor:
             members: Members of an elastic run, which goes on without processes that are lost; None: another.
         """
         now = time.monotonic()
-        self._watched = [
-            RankStatus(
-                process, last_heard=now, last_active=now, ignored_log_lines=ignored_log_lines
-            )
-            for process in processes
-        ]
+        self._ignored_log_lines = ignored_log_lines
+        self._selector = selectors.DefaultSelector()
+        self._watched: list[RankStatus] = []
+        for process in processes:
+            self._watch(process)
         self._hang_detector = HangDetector(self._watched, timeouts)
         self._timeouts = timeouts
         self._on_event = on_event
@@ -101,13 +104,23 @@ class Supervisor:
         self._last_check = now
         self._last_poll = now
         self._last_activity_poll = now
-        self._selector = selectors.DefaultSelector()
-        for watched in self._watched:
-            self._selector.register(watched.process.events, selectors.EVENT_READ, watched)
         self._output = self._watched[0].process.output
         if self._output is not None:
             os.set_blocking(self._output, False)
             self._selector.register(self._output, selectors.EVENT_READ, None)
+
+    def _watch(self, process: MonitoredProcess, *, joins: bool = False) -> None:
+        """Watches a process that was started; `joins`: it is to join an elastic run."""
+        now = time.monotonic()
+        watched = RankStatus(
+            process,
+            last_heard=now,
+            last_active=now,
+            joins=joins,
+            ignored_log_lines=self._ignored_log_lines,
+        )
+        self._watched.append(watched)
+        self._selector.register(process.events, selectors.EVENT_READ, watched)
 
     def run(self) -> RunFailedError | None:
         """Supervises until the end of the run.
@@ -120,23 +133,46 @@ class Supervisor:
             if not self._is_check_due():
                 continue
             if self._work_is_done():
-                self._end_suspended_servers()
+                self._end_others()
                 return None
             self._update_activities()
             self._hang_detector.find(time.monotonic())
             failed = self._failed()
             if self._members is not None:
-                if failed and self._members.lose(failed, self._watched):
-                    failed = []
-                change = self._members.regroup(self._watched)
-                if change is not None:
-                    self._on_event(change)
+                failed = self._change_members(self._members, failed)
             if failed:
                 if not any(watched.lost for watched in self._suspects()):
                     self._await_other_failures()
                 # if the work is done now, a server has only blamed finished ranks for leaving
                 if not self._work_is_done():
                     return self._explain()
+
+    def _change_members(
+        self, members: ElasticMembers, failed: list[RankStatus]
+    ) -> list[RankStatus]:
+        """Goes on without failed processes and with new ones; returns those without which it cannot go on."""
+        if failed and members.lose(failed, self._watched):
+            failed = []
+        change = members.regroup(self._watched)
+        if change is not None:
+            self._on_event(change)
+        self._retire_lost(members)
+        for process in members.recruit(self._watched):
+            self._watch(process, joins=True)
+        return [watched for watched in failed if not watched.left]
+
+    def _retire_lost(self, members: ElasticMembers) -> None:
+        """Frees what lost processes hold, once all that they have sent is read."""
+        for watched in self._watched:
+            if watched.left and not watched.is_retired and watched.process.is_gone:
+                watched.is_retired = True
+                self._read_events(watched)
+                self._unregister(watched.process.events)
+                if self._output is not None and self._output == watched.process.output:
+                    self._relay_output()
+                    self._unregister(self._output)
+                    self._output = None
+                members.retire(watched)
 
     def _is_check_due(self) -> bool:
         """Whether to check all processes now: checks take time, and some process always has events."""
@@ -148,12 +184,15 @@ class Supervisor:
 
     def _work_is_done(self) -> bool:
         """Whether every process with a session has finished; workers and servers end by themselves."""
-        return all(watched.is_over for watched in self._watched if watched.has_session)
+        return not any(watched.is_awaited for watched in self._watched)
 
-    def _end_suspended_servers(self) -> None:
-        """Kills suspended processes without a session, which cannot end by themselves."""
+    def _end_others(self) -> None:
+        """Kills processes that do not end by themselves: suspended servers, and those that were to join."""
         for watched in self._watched:
-            if not watched.has_session and watched.process.is_stopped:
+            if watched.joins and not watched.left:
+                watched.process.end()
+                watched.left = True
+            elif not watched.has_session and watched.process.is_stopped:
                 watched.process.end()
 
     def cause_of_end(self) -> RunFailedError | None:
@@ -169,9 +208,9 @@ class Supervisor:
         return run_failure(min(dead, key=suspicion), self._watched) if dead else None
 
     @property
-    def left(self) -> set[int]:
-        """Ranks of the processes without which an elastic run went on."""
-        return {watched.rank for watched in self._watched if watched.left}
+    def finished_ranks(self) -> list[int]:
+        """Ranks at the start of the processes with a session that have finished, in order."""
+        return [each.rank for each in self._watched if each.has_session and each.finished]
 
     def drain(self) -> None:
         """Reads all remaining events once the processes are gone, and closes the selector."""
@@ -214,7 +253,7 @@ class Supervisor:
                     self._on_event(self._completed(event))
             if isinstance(event, Ready) and all(each.ready for each in self._with_session):
                 self._on_ready()
-            self._has_news |= isinstance(event, Finished | Failed | Interrupted)
+            self._has_news |= isinstance(event, _NEWS)
 
     def _completed(self, event: ProcessEvent) -> ProcessEvent:
         """Completes an event by what only the launching process knows: the cause of a lost worker."""
@@ -289,6 +328,10 @@ class Supervisor:
         call = watched.process.status.call
         if call in _STARTING_CALLS and now - watched.last_active > silence:
             return f"did not start within {silence:g} s: it does nothing"
+        if watched.joins and watched.started and call != WAITING_TO_JOIN:
+            taken = now - watched.process.status.since
+            if taken > self._timeouts["start"]:
+                return f"did not come up: it is in call {call!r} for {taken:.0f} s"
         limit = self._hang_detector.limit(watched)
         quiet = now - watched.last_heard
         if quiet > max(limit, silence) or (quiet > silence and now - watched.last_active > silence):
@@ -297,7 +340,7 @@ class Supervisor:
 
     def _suspects(self) -> list[RankStatus]:
         """All processes but workers that the run can lose and that have not failed."""
-        present = [watched for watched in self._watched if not watched.left]
+        present = [watched for watched in self._watched if not watched.left and not watched.joins]
         return [watched for watched in present if watched.is_needed or watched.failure]
 
     def _explain(self) -> RunFailedError:
@@ -331,7 +374,7 @@ class Supervisor:
         while not deadline.is_over:
             self._poll(self._poll_seconds)
             self._failed()
-            if all(w.failure or w.is_over or w.died_at for w in self._watched):
+            if all(w.failure or w.is_over or w.joins or w.died_at for w in self._watched):
                 return
 
     def _read_for(self, seconds: float) -> None:

@@ -25,7 +25,7 @@ class CarriedState:
 
     Attributes:
         replica: Index of this process's replica in the group that it has left.
-        done: Number of steps in the state.
+        done: Number of steps in the state; -1 in a process that joins, and has none yet.
         phase: Number of parts of the built-in loop that are done after the last of them.
         run: Content of `run.json`, as in a checkpoint.
         sections: State that is equal on all replicas, as in a checkpoint.
@@ -40,6 +40,11 @@ class CarriedState:
     sections: Mapping[str, Section]
     metrics: Section
     metrics_of_next: Section
+
+    @classmethod
+    def none(cls) -> CarriedState:
+        """State of a process that joins: none."""
+        return cls(0, -1, 0, {}, {}, {}, {})
 
     @property
     def nbytes(self) -> int:

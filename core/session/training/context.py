@@ -90,8 +90,13 @@ def build_session_context(
     server_connection: ServerConnection | None,
     *,
     resumes: bool,
+    data: DataSet | None = None,
 ) -> SessionContext:
-    """Builds the model, connects to the other processes and loads the data, as `Session` says. Collective."""
+    """Builds the model, connects to the other processes and loads the data, as `Session` says. Collective.
+
+    Args:
+        data: Data set that this process has loaded already; None: it is loaded.
+    """
     reporter.enter("build model")
     spec, adapter = resolved_spec.spec, resolved_spec.plugins.backend(plan.backend)
     with gc_paused():  # it imports the framework
@@ -101,7 +106,8 @@ def build_session_context(
     if spec.checkpoint is not None:
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
-    data, reader = share_streams(spec, context, group, load_data(spec))
+    loaded = load_data(spec) if data is None else data
+    data, reader = share_streams(spec, context, group, loaded)
     loaders = DataLoaders(spec, plan, group, data, context, reader)
     require_same_data(group, loaders.data, context.rank, plan)
     if spec.elastic is not None:

@@ -20,6 +20,7 @@ from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.errors import (
     DataError,
     IsotrainError,
+    PeerLostError,
     SpecError,
     UnsupportedError,
     unknown_name,
@@ -310,6 +311,8 @@ class TrainLoop:
         """
         group, reporter, trainer_state = self._group, self._reporter, self.trainer_state
         trainer_state.require_training_weights("step")
+        if self._is_elastic and reporter.is_regroup_requested:
+            raise PeerLostError("the process group is formed anew, because a process joins the run")
         updates = self._due_updates(batch, update)
         continues = update is not None and trainer_state.steps_done == batch.step + 1
         if continues and trainer_state.saved_step == trainer_state.steps_done:

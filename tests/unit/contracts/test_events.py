@@ -30,8 +30,14 @@ _EVENTS: list[Event] = [
     events.Interrupted(
         generation=0, done=8, phase=1, state_bytes=8, metrics_bytes=4, reason="PeerLostError: gone"
     ),
+    events.Waiting(state_bytes=8),
     events.MembersChanged(
-        time=1.5, generation=1, lost={"2": "was ended by SIGKILL"}, done=8, members=[0, 1, 3]
+        time=1.5,
+        generation=1,
+        lost={"2": "was ended by SIGKILL"},
+        joined=[4],
+        done=8,
+        members=[0, 1, 3, 4],
     ),
     events.Failed(
         time=1.5, error="ValueError", message="no", traceback="Traceback\n ...", is_peer_error=False

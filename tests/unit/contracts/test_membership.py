@@ -12,7 +12,7 @@ import pytest
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
 from isotrain.core.contracts.events import EpochEnded, ProcessEvent, Scalars, Steps
 from isotrain.core.contracts.membership import Membership
-from isotrain.core.contracts.process import ProcessContext, ProcessInfo
+from isotrain.core.contracts.process import ProcessContext, ProcessInfo, from_variables
 from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
     Reporter,
@@ -20,12 +20,12 @@ from isotrain.core.contracts.reporter import (
     publish_membership,
     read_status,
     request_checkpoint,
+    request_regroup,
     void_group,
 )
 from isotrain.core.errors import IsotrainError
 
 FIELDS = {
-    "port": 7,
     "source": 3,
     "done": 5,
     "phase": 2,
@@ -37,7 +37,8 @@ FIELDS = {
 
 
 def membership(*members: int, generation: int = 1) -> Membership:
-    return Membership(generation=generation, members=members, **FIELDS)  # type: ignore[arg-type]
+    ports = (7, *(10 + member for member in members[1:]))
+    return Membership(generation=generation, members=members, ports=ports, **FIELDS)  # type: ignore[arg-type]
 
 
 def test_a_membership_survives_the_page_beside_the_status() -> None:
@@ -78,6 +79,31 @@ def test_members_are_ranked_anew() -> None:
     assert context.address == ("127.0.0.1", 13)
     assert context.device_mesh == DeviceMesh({DATA: 2})
     assert context.join_seconds is not None
+
+
+def test_a_process_that_joins_is_ranked_after_the_others() -> None:
+    info = ProcessInfo(5, replicas=(0,))
+    first = ProcessContext(5, 1, "run", (info,), (("127.0.0.1", 15),), joins=True)
+    assert from_variables(first.to_variables()) == first
+    context = membership(1, 3, 5).context(first)
+    assert (context.rank, context.replicas, context.world_size) == (2, 3, 3)
+    assert context.local_replicas == (2,)
+    assert [port for _, port in context.addresses] == [7, 13, 15]
+    assert not context.joins
+
+
+def test_a_request_to_regroup_ends_with_the_next_membership() -> None:
+    descriptor = os.memfd_create("page")
+    os.truncate(descriptor, PAGE_BYTES)
+    page, reporter = mmap.mmap(descriptor, PAGE_BYTES), Reporter(page=descriptor)
+    assert not reporter.is_regroup_requested
+    request_regroup(page)
+    assert reporter.is_regroup_requested
+    assert not reporter.is_void(0)
+    assert not reporter.is_stop_requested
+    publish_membership(page, 1, membership(0, 2).to_bytes())
+    reporter.wait_for_membership(0)
+    assert not reporter.is_regroup_requested
 
 
 def sent(rank: int, steps: int, epochs: int, scalars: int) -> tuple[int, list[dict[str, object]]]:

@@ -8,25 +8,34 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from isotrain.core.contracts.events import (
     EpochEnded,
+    Event,
+    Failed,
     Interrupted,
+    LauncherNote,
     MembersChanged,
     ProcessEvent,
+    Ready,
     Scalars,
     Steps,
+    Waiting,
 )
 from isotrain.core.contracts.membership import Membership
-from isotrain.core.contracts.process import ProcessInfo
+from isotrain.core.contracts.process import ProcessContext, ProcessInfo
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.supervision import handover_folders
 from isotrain.core.launching.supervision.elastic_members import ElasticMembers
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
+from isotrain.core.launching.supervision.newcomers import Newcomers
+from isotrain.core.spec.sections import Elastic
 
 
 class Process:
@@ -42,6 +51,8 @@ class Process:
         self.void: list[int] = []
         self.memberships: list[Membership] = []
         self.received: int | None = None
+        self.asked = 0
+        self.context = ProcessContext(rank, 4, "run", (self.info,), (("127.0.0.1", 50 + rank),))
 
     @property
     def is_gone(self) -> bool:
@@ -56,21 +67,90 @@ class Process:
     def publish_membership(self, membership: Membership) -> None:
         self.memberships.append(membership)
 
+    def request_regroup(self) -> None:
+        self.asked += 1
+
     def acknowledge(self, first: int) -> None:
         self.received = first
+
+
+class PortsOf(Ports):
+    """Ports from 100 on."""
+
+    def __init__(self) -> None:
+        self.released: list[int] = []
+        self._next = iter(range(100, 200))
+
+    def take(self, count: int, first: int | None = None) -> tuple[int, ...]:
+        return tuple(next(self._next) for _ in range(count))
+
+    def release(self, port: int) -> None:
+        self.released.append(port)
+
+
+class Asks:
+    """A program that asks for a further replica, and what it is answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+        self.is_closed = False
+
+    def answer(self, fields: Any) -> None:
+        assert not self.is_closed
+        self.answers.append(fields)
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Run:
     """Four processes that train, and their members."""
 
-    def __init__(self, least: int = 1) -> None:
-        self.ports = iter(range(100, 200))
-        self.members = ElasticMembers(least, lambda: next(self.ports))
-        self.processes: list[Any] = [Process(rank) for rank in range(4)]
+    def __init__(self, **elastic: Any) -> None:
+        self.ports = PortsOf()
+        self.requests: list[Asks] = []
+        self.notes: list[str] = []
+        self.retired: list[int] = []
+        self.why_not_started = ""
+        fields = {"min": 1, "replacements": 0} | elastic
+        requests: Any = SimpleNamespace(accept=self.accept, close=lambda: None)
+        newcomers = Newcomers(Elastic(**fields), 4, self.start, requests, self.say)
+        self.members = ElasticMembers(fields["min"], self.ports, newcomers, self.retire)
+        self.processes: list[Any] = []
+        self.all: list[RankStatus] = []
+        for rank in range(4):
+            self.watch(Process(rank), ready=True)
+
+    def watch(self, process: Any, **state: bool) -> None:
         now = time.monotonic()
-        self.all = [
-            RankStatus(p, last_heard=now, last_active=now, ready=True) for p in self.processes
-        ]
+        self.processes.append(process)
+        self.all.append(RankStatus(process, last_heard=now, last_active=now, **state))  # type: ignore[arg-type]
+
+    def accept(self) -> list[Asks]:
+        requests, self.requests = self.requests, []
+        return requests
+
+    def say(self, event: Event) -> None:
+        assert isinstance(event, LauncherNote)
+        self.notes.append(event.text)
+
+    def start(self, rank: int) -> Any:
+        if self.why_not_started:
+            raise RunFailedError(self.why_not_started)
+        return Process(rank)
+
+    def retire(self, process: Any) -> None:
+        self.retired.append(process.info.rank)
+
+    def recruit(self) -> list[int]:
+        """Numbers of the processes that are started."""
+        started = self.members.recruit(self.all)
+        for process in started:
+            self.watch(process, joins=True)
+        return [process.info.rank for process in started]
+
+    def waits(self, rank: int, state_bytes: int = 8) -> None:
+        self.note(rank, Waiting(state_bytes=state_bytes))
 
     def lose(self, *ranks: int) -> bool:
         for rank in ranks:
@@ -118,8 +198,9 @@ def test_the_others_regroup_once_all_of_them_wait(run: Run) -> None:
     assert change.lost["2"].startswith("was ended by SIGKILL")
     assert (change.generation, change.done, change.members) == (1, 5, (0, 1, 3))
     (membership,) = run.processes[0].memberships
+    assert membership.ports == (100, 51, 53)
     assert (membership.source, membership.phase, membership.reported) == (1, 1, 4)
-    assert [process.received for process in run.processes] == [0] * 4
+    assert [process.received for process in run.processes] == [0, 0, None, 0]
     assert membership.scalars == 3
     assert run.processes[3].memberships == [membership]
     assert run.processes[2].memberships == []
@@ -155,7 +236,7 @@ def test_steps_that_are_taken_again_are_reported_again(run: Run) -> None:
 
 
 def test_a_process_that_has_finished_is_no_member_and_counts_as_there() -> None:
-    run = Run(least=3)
+    run = Run(min=3)
     run.all[0].finished = True
     assert run.lose(2)
     for rank in (1, 3):
@@ -174,7 +255,7 @@ def test_a_silent_process_is_ended(run: Run) -> None:
 
 
 def test_too_few_or_an_error_or_an_early_loss_end_the_run() -> None:
-    run = Run(least=4)
+    run = Run(min=4)
     assert not run.lose(1)
     run = Run()
     run.all[1].failure = object()  # type: ignore[assignment]
@@ -224,6 +305,191 @@ def test_a_state_that_fits_nowhere_says_who_was_lost(
     assert first.endswith("at step 3, in call 'step'.")
     needed = 100 + 30 + 2 * 4 + 3 * (1 << 16)
     assert f"the state takes {needed:,} bytes to hand over, and {asked[0]} has 0 free" in text
+
+
+def test_a_lost_process_is_replaced_by_one_that_joins_before_a_step() -> None:
+    run = Run(replacements=2)
+    assert run.recruit() == []
+    run.lose(1)
+    assert run.recruit() == [4]
+    assert run.recruit() == []
+    for rank in (0, 2, 3):
+        run.interrupted(rank, 5)
+    change = run.regroup()
+    assert change is not None
+    assert (change.members, change.joined) == ((0, 2, 3), ())
+    run.waits(4)
+    assert run.regroup() is None
+    assert [process.asked for process in run.processes] == [0] * 5  # the group is forming
+    for rank in (0, 2, 3):
+        run.note(rank, Ready(samples=8))
+    assert run.regroup() is None
+    assert run.regroup() is None
+    assert [process.asked for process in run.processes] == [1, 0, 1, 1, 0]
+    run.interrupted(2, 7, generation=1)
+    assert run.regroup() is None
+    assert [process.void for process in run.processes] == [[0, 1], [], [0, 1], [0, 1], []]
+    for rank in (0, 3):
+        run.interrupted(rank, 7, generation=1)
+    change = run.regroup()
+    assert change is not None
+    assert (change.members, change.joined, change.lost) == ((0, 2, 3, 4), (4,), {})
+    (membership,) = run.processes[4].memberships
+    assert (membership.generation, membership.source, membership.done) == (2, 0, 7)
+    assert membership.ports == (101, 52, 53, 54)
+    assert run.ports.released == [100]
+    assert not run.all[4].joins
+    assert run.notes == []
+    run.lose(4)  # before it has taken the state
+    for rank in (0, 2, 3):
+        run.interrupted(rank, 7, generation=2)
+    assert run.regroup() is not None
+    assert run.recruit() == [5]
+    (note,) = run.notes
+    assert note.startswith("2 processes were started in place of lost ones, which is the limit")
+    assert run.lose(0)
+    assert run.recruit() == []
+
+
+def test_a_newcomer_joins_with_the_loss_of_another_and_is_no_source() -> None:
+    run = Run(replacements=2)
+    run.lose(1)
+    run.recruit()
+    run.waits(4)
+    for rank in (0, 2, 3):
+        run.interrupted(rank, 5)
+    change = run.regroup()
+    assert change is not None
+    assert (change.members, change.joined, list(change.lost)) == ((0, 2, 3, 4), (4,), ["1"])
+    run.interrupted(4, -1, generation=1)
+    for rank in (0, 2, 3):
+        run.interrupted(rank, 5, generation=1)
+    assert run.regroup() is not None
+    assert run.processes[4].memberships[-1].source == 0
+
+
+def test_nobody_goes_on_once_all_that_have_the_state_are_lost() -> None:
+    run = Run(replacements=4)
+    run.lose(1)
+    run.recruit()
+    run.waits(4)
+    for rank in (0, 2, 3):
+        run.interrupted(rank, 5)
+    run.regroup()
+    assert not run.lose(0, 2, 3)
+    run = Run(replacements=4)
+    run.lose(1)
+    run.recruit()
+    run.note(4, Waiting(state_bytes=8))
+    assert not run.lose(0, 2, 3)
+
+
+def test_members_wait_for_as_many_as_are_needed() -> None:
+    run = Run(min=4, replacements=2)
+    assert run.lose(1)
+    assert run.recruit() == [4]
+    for rank in (0, 2, 3):
+        run.interrupted(rank, 5)
+    assert run.regroup() is None
+    run.processes[4].exit_code = 1
+    assert run.members.lose([run.all[4]], run.all)
+    assert run.regroup() is None
+    assert run.recruit() == [5]
+    run.waits(5)
+    change = run.regroup()
+    assert change is not None
+    assert (change.members, change.joined) == ((0, 2, 3, 5), (5,))
+    for rank in (0, 2, 3, 5):
+        run.note(rank, Ready(samples=8))
+        run.all[rank].ready = True
+    assert not run.lose(0)
+
+
+def test_too_few_that_come_fail_and_name_the_rank() -> None:
+    run = Run(min=4, replacements=1)
+    assert run.lose(1)
+    assert run.recruit() == [4]
+    for rank in (0, 2, 3):
+        run.interrupted(rank, 5)
+    run.all[4].lost = "did not come up"
+    assert run.members.lose([run.all[4]], run.all)
+    assert run.processes[4].is_gone
+    assert run.notes[-1].startswith("rank 4, which was to join the run, did not come up")
+    with pytest.raises(
+        RunFailedError, match=r"(?s)^rank 1 of 5 was ended by SIGKILL.*came in its place"
+    ):
+        run.regroup()
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_run() -> None:
+    run = Run(replacements=3)
+    run.why_not_started = "no memory"
+    run.lose(1)
+    assert run.recruit() == []
+    assert run.recruit() == []
+    assert run.notes == ["no process can be started in place of a lost one: no memory"]
+
+
+def test_replicas_join_on_request_up_to_the_largest_number() -> None:
+    run = Run(max=5)
+    first, second = Asks(), Asks()
+    run.requests = [first, second]
+    assert run.recruit() == [4]
+    assert first.answers == [{"starts": 4}]
+    (refused,) = second.answers
+    assert refused["refused"].startswith("it has 5 replicas, and may have 5 (elastic.max")
+    assert second.is_closed
+    run.waits(4)
+    run.regroup()
+    for rank in range(4):
+        run.interrupted(rank, 3)
+    change = run.regroup()
+    assert change is not None
+    assert change.members == (0, 1, 2, 3, 4)
+    assert first.answers[1:] == [{"joined": 4, "done": 3, "replicas": 5}]
+    assert first.is_closed
+    run.all[0].finished = True
+    late = Asks()
+    run.requests = [late]
+    run.all[4].left = True
+    assert run.recruit() == []
+    assert late.answers == [{"refused": "the run is about to end"}]
+
+
+def test_a_newcomer_that_fails_says_so_to_who_asked() -> None:
+    run = Run(max=5)
+    asked = Asks()
+    run.requests = [asked]
+    run.recruit()
+    run.all[4].update(
+        Failed(
+            error="ValueError", message="ValueError: no model", traceback="", is_peer_error=False
+        )
+    )
+    assert run.members.lose([run.all[4]], run.all)
+    assert run.regroup() is None
+    assert asked.answers[1]["failed"].startswith(
+        "rank 4, which was to join the run, raised ValueError: ValueError: no model"
+    )
+    assert asked.is_closed
+
+
+def test_a_newcomer_whose_state_fits_nowhere_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover_folders, "free_bytes", lambda parent: 1 << 20)
+    run = Run(max=5)
+    run.requests = [Asks()]
+    run.recruit()
+    run.waits(4, state_bytes=1 << 20)
+    assert run.regroup() is None
+    assert [process.asked for process in run.processes] == [0] * 5
+    assert "cannot be let in: elastic: the state takes" in run.notes[0]
+    assert run.processes[4].is_gone
+
+
+def test_what_a_lost_process_holds_is_freed(run: Run) -> None:
+    run.lose(2)
+    run.members.retire(run.all[2])
+    assert run.retired == [2]
 
 
 def test_the_folder_of_the_state_is_removed(run: Run) -> None:

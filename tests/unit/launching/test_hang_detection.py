@@ -57,7 +57,7 @@ def test_a_computing_process_waits_for_the_processor_and_a_sleeping_one_does_not
         return max(waits(on_one_processor[0]).values())
 
     wait_until(lambda: waited() > ENOUGH_SECONDS, 60)
-    starvation = CpuStarvation([seen(pid) for pid in on_one_processor])
+    starvation = CpuStarvation([RankStatus(seen(pid), 0.0, 0.0) for pid in on_one_processor])
     began, earlier = time.monotonic(), waited()
     assert starvation.of(0, call=began) < earlier, "waits before the call do not count"
     wait_until(lambda: starvation.of(0, call=began) >= ENOUGH_SECONDS, 60)

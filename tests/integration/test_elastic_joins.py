@@ -1,0 +1,250 @@
+"""Elastic runs that processes join while they train: in place of lost ones, or by `isotrain join`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from helpers import waiting
+from helpers.in_process import command
+from helpers.waiting import wait_until
+from integration import elastic_runs
+from integration.elastic_runs import (
+    EPOCHS,
+    REPLICAS,
+    STEPS,
+    Kills,
+    WaitsForNewcomer,
+    assert_same,
+    changes_of,
+    die,
+    native,
+    portable,
+    process,
+    run,
+    spec,
+)
+
+import isotrain
+from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.supervision.join_requests import request_join
+
+pytestmark = pytest.mark.usefixtures("reference", "no_processes_left")
+
+for module in (sys.modules[__name__], elastic_runs, waiting):
+    cloudpickle.register_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> isotrain.RunResult:
+    """A run from which nothing is lost."""
+    result, _ = run(tmp_path_factory.mktemp("whole") / "run", elastic=None)
+    return result
+
+
+def require_whole_history(events: list[Any]) -> None:
+    """Every step and every epoch is reported once, in order."""
+    steps = [
+        e["first"] + i for e in events if e["event"] == "steps" for i in range(len(e["losses"]))
+    ]
+    assert steps == list(range(STEPS))
+    epochs = [event["epoch"] for event in events if event["event"] == "epoch"]
+    assert epochs == list(range(EPOCHS))
+
+
+def changes_told(events: list[Any]) -> list[tuple[set[str], list[int], list[int]]]:
+    """What is lost, what has joined, and who is there, for each change of members."""
+    return [
+        (set(each["lost"]), list(each["joined"]), list(each["members"]))
+        for each in changes_of(events)
+    ]
+
+
+def test_a_lost_process_is_replaced(whole: isotrain.RunResult, tmp_path: Path) -> None:
+    elastic = {"min": 1, "replacements": 1}
+    callbacks = [Kills(between={1: 2}), WaitsForNewcomer(6)]
+    result, events = run(tmp_path / "run", callbacks=callbacks, elastic=elastic)
+    assert_same(result, whole)
+    require_whole_history(events)
+    assert changes_told(events) == [({"1"}, [], [0, 2, 3]), (set(), [4], [0, 2, 3, 4])]
+    assert changes_of(events)[1]["done"] == 7
+    assert (tmp_path / "run" / "rank-4.log").exists()
+
+
+SUCCESSIONS: Mapping[str, tuple[Kills, list[list[int]]]] = {
+    "one after the other": (Kills(between={0: 1, 1: 4, 2: 8}), [[1, 2], [2, 3], [3, 4]]),
+    "a newcomer": (Kills(between={1: 2, 2: 5}), [[0, 2], [0, 3]]),
+    "in an evaluation": (Kills(evaluating={0: 4}), [[1, 2]]),
+    "after the last step": (Kills(between={0: STEPS - 1}), [[1, 2]]),
+}
+
+
+@pytest.mark.parametrize("name", SUCCESSIONS)
+def test_a_run_that_needs_all_replicas_waits_for_new_ones(
+    name: str, whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    kills, members = SUCCESSIONS[name]
+    result, events = run(tmp_path / "run", 2, callbacks=[kills], elastic={"min": 2})
+    assert_same(result, whole)
+    require_whole_history(events)
+    assert [list(change["members"]) for change in changes_of(events)] == members
+    first, last = result.history.epochs[0], result.history.epochs[-1]
+    for found, undisturbed in ((first, whole.history.epochs[0]), (last, whole.history.epochs[-1])):
+        assert found["validation_loss"] == pytest.approx(undisturbed["validation_loss"], abs=1e-12)
+
+
+class Joins:
+    """Listener that asks for further replicas once the run trains, and keeps what it is answered."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.answers: list[Any] = []
+        self.events: list[Any] = []
+        self._folder = folder
+        self._thread: threading.Thread | None = None
+        self._count = count
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        self.events.append(event)
+        if event["event"] == "steps" and self._thread is None:
+            self._thread = threading.Thread(target=self._ask)
+            self._thread.start()
+
+    def _ask(self) -> None:
+        for _ in range(self._count):
+            self.answers.append(list(request_join(self._folder)))
+        (self._folder / "asked").touch()
+
+    def finish(self) -> None:
+        assert self._thread is not None
+        self._thread.join()
+
+
+class WaitsForFile:
+    """Callback that waits before the last steps until a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if batch.step == 10:
+            wait_until(self.path.exists, 60)
+
+
+def test_replicas_join_on_request_up_to_the_largest_number(
+    whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    joins = Joins(folder, 2)
+    callbacks = [WaitsForNewcomer(6), WaitsForFile(folder / "asked")]
+    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 3})
+    result = isotrain.run(fields, backend="reference", replicas=2, output=folder, on_event=joins)
+    joins.finish()
+    assert_same(result, whole)
+    require_whole_history(joins.events)
+    assert changes_told(joins.events) == [(set(), [2], [0, 1, 2])]
+    first, second = joins.answers
+    assert first == [{"starts": 2}, {"joined": 2, "done": 7, "replicas": 3}]
+    (refused,) = second
+    assert refused["refused"] == "it has 3 replicas, and may have 3 (elastic.max of its spec)"
+
+
+def data_for_the_first() -> isotrain.DataSet:
+    if process() >= REPLICAS:
+        raise ValueError("no data for newcomers")
+    return elastic_runs.data()
+
+
+def test_a_newcomer_that_fails_does_not_end_the_run(
+    whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    joins = Joins(folder, 1)
+    callbacks = [WaitsForFile(folder / "asked")]
+    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 5}, data=data_for_the_first)
+    result = isotrain.run(
+        fields, backend="reference", replicas=REPLICAS, output=folder, on_event=joins
+    )
+    joins.finish()
+    assert_same(result, whole)
+    ((_, failed),) = joins.answers
+    expected = (
+        "rank 4, which was to join the run, raised ValueError: ValueError: no data for newcomers"
+    )
+    assert failed["failed"].startswith(expected)
+    notes = [event["text"] for event in joins.events if event["event"] == "note"]
+    assert notes == [f"{expected}: the run goes on without it"]
+
+
+def test_newcomers_that_fail_end_a_run_that_needs_them(tmp_path: Path) -> None:
+    kills = Kills(between={1: 2})
+    elastic = {"min": REPLICAS, "replacements": 2}
+    with pytest.raises(RunFailedError) as caught:
+        run(tmp_path / "run", callbacks=[kills], elastic=elastic, data=data_for_the_first)
+    text = str(caught.value)
+    assert text.startswith("rank 1 of 6 was ended by SIGKILL")
+    assert "rank 5: before its first step, then ValueError: no data for newcomers" in text
+    assert "no process came in its place" in text
+
+
+def own_loop(session: isotrain.Session) -> list[Any]:
+    for batch in session.batches():
+        loss = float(session.step(batch))
+        session.notes["losses"] = [*session.notes.get("losses", []), loss]
+        if process() == 0 and batch.step == 4:
+            die()
+    return [process(), session.rank, session.replicas, session.notes["losses"]]
+
+
+def test_an_own_loop_goes_on_with_a_newcomer(whole: isotrain.RunResult, tmp_path: Path) -> None:
+    fields = spec(elastic={"min": 3})
+    returned = isotrain.launch(own_loop, fields, backend="reference", replicas=3, output=tmp_path)
+    assert [each[:3] for each in returned] == [[1, 0, 3], [2, 1, 3], [3, 2, 3]]
+    for *_, losses in returned:
+        assert losses == pytest.approx(whole.history.loss, abs=1e-12)
+
+
+def test_the_command_joins_and_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    told: list[Any] = []
+
+    def ask() -> None:
+        arguments = [sys.executable, "-m", "isotrain", "join", str(folder)]
+        told.append(subprocess.run(arguments, capture_output=True, text=True, check=False))
+        (folder / "asked").touch()
+
+    asking = threading.Thread(target=ask)
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "steps" and not asking.ident:
+            asking.start()
+
+    callbacks = [WaitsForNewcomer(6), WaitsForFile(folder / "asked")]
+    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 3})
+    isotrain.run(fields, backend="reference", replicas=2, output=folder, on_event=on_event)
+    asking.join()
+    assert told[0].stdout == "rank 2 starts\nrank 2 has joined: 3 replicas go on after step 7\n"
+    ended = command("join", str(folder), folder=tmp_path)
+    assert ended.returncode
+    assert "the run has ended. `isotrain resume` goes on with it" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.failures
+@pytest.mark.parametrize("model", ["native", "portable"])
+def test_torch_ddp_goes_on_with_newcomers(model: str, tmp_path: Path) -> None:
+    fields = {"model": {"torch": native} if model == "native" else portable}
+    changes = {**fields, "backend": "torch-ddp"}
+    whole, _ = run(tmp_path / "whole", 2, **changes, elastic=None)
+    kills = Kills(between={1: 2, 0: 8})
+    callbacks = [kills, WaitsForNewcomer(5)]
+    elastic = {"min": 1, "replacements": 1}
+    result, events = run(tmp_path / "run", 2, **changes, callbacks=callbacks, elastic=elastic)
+    assert_same(result, whole)
+    require_whole_history(events)
+    assert changes_told(events) == [({"1"}, [], [0]), (set(), [2], [0, 2]), ({"0"}, [], [2])]
