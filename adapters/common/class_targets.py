@@ -15,6 +15,7 @@ Two tensors of one shape, the first boolean. It also works in a captured graph a
 """
 _KERNEL_ERROR = re.compile(r"Target (-?\d+) is out of bounds|Received a label value of (-?\d+) ")
 """Errors of the cross-entropies of torch and of TensorFlow for a class that the predictions do not have."""
+_SCOPE = re.compile(r"\b(loss|metrics)\.([\w-]+)\.(?:_\d+)?/")
 
 
 def expectation(field: str, name: str, classes: Any) -> str:
@@ -41,6 +42,17 @@ def invalid_class(error: Exception) -> str | None:
     """The target that a framework's cross-entropy has refused, from its error; None for other errors."""
     found = _KERNEL_ERROR.search(str(error))
     return None if found is None else found[1] or found[2]
+
+
+def scope(field: str, name: str) -> str:
+    """Name scope for the operations of a loss or metric: `in_scope` reads it from an error of a graph."""
+    return f"{field}.{re.sub(r'[^A-Za-z0-9_-]', '_', name)}."
+
+
+def in_scope(message: str) -> tuple[str, str] | None:
+    """Spec field and name of the loss or metric whose operation has failed; None outside of all scopes."""
+    found = _SCOPE.search(message)
+    return None if found is None else (found[1], found[2])
 
 
 def ctc_labels(classes: Any, blank: int = 0) -> str:

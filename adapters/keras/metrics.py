@@ -5,6 +5,7 @@ Imported by adapters only after `keras_backend.set_backend`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -178,7 +179,8 @@ def checking_shapes(
         if not fit(kind, targets, predictions, axis):
             raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {_FIT}")
         try:
-            return call(targets, predictions, *others)
+            with _scope(field, part.name):
+                return call(targets, predictions, *others)
         except SpecError:
             raise
         except Exception as error:
@@ -190,6 +192,16 @@ def checking_shapes(
             raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {error}") from error
 
     return refusing
+
+
+def _scope(field: str, name: str) -> contextlib.AbstractContextManager[Any]:
+    """On TensorFlow the scope from whose name `class_targets.in_scope` reads field and name."""
+    if keras.backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    scope: contextlib.AbstractContextManager[Any] = keras.name_scope(
+        class_targets.scope(field, name)
+    )
+    return scope
 
 
 def _unfit(field: str, name: str, targets: Any, predictions: Any) -> str:

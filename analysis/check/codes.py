@@ -55,7 +55,8 @@ _ALL = (
         "synchronised normalisation is not synchronised on this backend",
         "The layer asks for statistics of the global batch, and the backend cannot give them. The layer"
         " then silently uses its local batch, or stops the run.",
-        "Use a backend that synchronises it, which this finding does not list. Or use a layer that"
+        "Set `batch_norm: global`, which normalises over the global batch on every backend, on CPUs too. Or"
+        " use a backend that synchronises the layer, which this finding does not list. Or use a layer that"
         " normalises each sample on its own.",
     ),
     Rule(

@@ -132,6 +132,39 @@ def test_what_is_no_class_is_refused(backend: str, replicas: int, native: bool) 
         assert f"Received {value}." in told, case
 
 
+def half_of_scores(targets: Any, predictions: Any) -> Any:
+    """A loss that takes any targets."""
+    return (predictions - 0.5) ** 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "native"),
+    [
+        ("torch-ddp", False),
+        ("torch-ddp", True),
+        pytest.param("tf-mirrored", False, marks=pytest.mark.features),
+    ],
+)
+def test_the_error_names_the_field_that_has_the_targets(backend: str, native: bool) -> None:
+    plain = spec_of("too large", native)
+    measured = {"loss": half_of_scores, "metrics": [ENTROPY]}
+    specs = {"loss": plain, "metrics": {**plain, **measured}}
+    returned = launched_in_turn(specs, told_at_the_end, backend, 1)[0]
+    for field, told in returned.items():
+        assert f"{field}: {ENTROPY!r} {NO_CLASS}" in told, told
+
+
+def told_at_the_end(session: isotrain.Session, case: str) -> str:
+    try:
+        for batch in session.batches():
+            session.step(batch)
+        session.metrics()
+    except isotrain.IsotrainError as error:
+        return str(error)
+    return "nothing"
+
+
 @pytest.mark.slow
 @pytest.mark.failures
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])

@@ -164,6 +164,30 @@ def test_local_statistics_differ() -> None:
     assert not np.allclose(found["loss"], expected["loss"], rtol=1e-3)
 
 
+def synchronized() -> Any:
+    from torch import nn
+
+    return nn.SyncBatchNorm.convert_sync_batchnorm(native())
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
+def test_layers_that_torch_does_not_synchronize_on_cpus(backend: str) -> None:
+    """Without the field, torch refuses them, or by Horovod would let each replica normalize alone."""
+    fields = spec("native") | {"model": {"torch": synchronized}}
+    with pytest.raises(AssertionError, match=r"'1' is a SyncBatchNorm.*batch_norm: global"):
+        trained(fields, backend, 2)
+    found = isotrain.check(fields, backends=[backend], replicas=[2])
+    assert "batch_norm: global" in str(
+        [each for each in found if each.code in ("ISO104", "ISO504")]
+    )
+    fields["batch_norm"] = "global"
+    _require_equal(trained(fields, backend, 2), by_one_replica("native"))
+    found = isotrain.check(fields, backends=[backend], replicas=[2])
+    assert not [each for each in found if each.code in ("ISO101", "ISO104", "ISO504")]
+    with pytest.raises(AssertionError, match="1 is a SyncBatchNorm, which sums"):
+        trained({**fields, "batch_norm": "ghost"}, backend, 2)
+
+
 def test_masked_inputs_are_left_out(tmp_path: Path) -> None:
     """With a mask, mean and variance are those of the entries that count."""
     run_isolated(_compare_masked, spec("portable"), "torch-ddp", tmp_path / "run")

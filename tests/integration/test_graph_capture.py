@@ -518,3 +518,29 @@ def test_plan_says_that_random_layers_are_not_compiled() -> None:
     notes = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).notes
     told = "training steps are not compiled, but replayed as they are"
     assert [told in note for note in notes].count(True) == 1, notes
+
+
+def refusal_of_a_failed_replay(session: isotrain.Session) -> BaseException | None:
+    """What the error that Keras raises in place of a failed replay was raised while handling."""
+
+    class Failing:
+        def __call__(self, inputs: Any, targets: Any) -> Any:
+            raise RuntimeError("the graph")
+
+    def refusing(inputs: Any, targets: Any) -> Any:
+        raise isotrain.SpecError("by Keras")
+
+    batches = session.batches()
+    for _ in range(4):
+        session.step(next(batches))
+    cache = session.group.trainer.training  # type: ignore[attr-defined]
+    (captured,) = cache.graphs.values()
+    captured.traced_graph, cache._compute = Failing(), refusing
+    with pytest.raises(isotrain.SpecError, match="by Keras") as refused:
+        session.step(next(batches))
+    return refused.value.__context__
+
+
+def test_an_error_in_place_of_a_failed_replay_has_no_other_before_it(tmp_path: Path) -> None:
+    spec = {**BASE, "data_args": FULL}
+    assert run_isolated(refusal_of_a_failed_replay, spec, "torch-ddp", tmp_path / "run") is None

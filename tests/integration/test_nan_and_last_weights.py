@@ -146,6 +146,20 @@ def test_a_target_that_is_no_class_is_named(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
+@pytest.mark.features
+def test_a_step_that_xla_compiles_names_what_it_does_not_check(tmp_path: Path) -> None:
+    changes = {"model": three_classes, "data": four_classes, "compile": True}
+    expected = r"a target that is no class .*\(the targets of that step are 0 to 3\)"
+    with pytest.raises(NotANumberError, match=expected):
+        isotrain.run(
+            FIELDS | changes | {"loss": "sparse_categorical_crossentropy"},
+            backend="tf-mirrored",
+            output=tmp_path / "run",
+            on_event=lambda event: None,
+        )
+
+
 @pytest.mark.parametrize("action", ["warn", "ignore"])
 def test_a_nan_loss_can_be_allowed(tmp_path: Path, action: str) -> None:
     result = run(tmp_path, data_args={"broken": True}, on_nan=action)

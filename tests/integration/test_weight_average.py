@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,47 @@ def test_steps_with_several_updates_are_averaged_once(tmp_path: Path, backend: s
         on_event=lambda event: None,
     )[0]
     assert_close(average, expected)
+
+
+_LOSS_CALLS: list[int] = []
+
+
+def counted_loss(targets: Any, predictions: Any) -> Any:
+    import keras
+
+    _LOSS_CALLS.append(1)
+    return keras.ops.square(predictions - targets)
+
+
+def loss_calls(session: isotrain.Session, folder: Path) -> int:
+    """Calls of a loss, which a graph computes while it is traced alone, in steps around a restore."""
+    for batch in session.batches():
+        session.step(batch)
+        if batch.step == 2:
+            session.save(folder)
+        if batch.step == 3:
+            break
+    session.restore(folder)
+    for batch in session.batches():
+        session.step(batch)
+    return len(_LOSS_CALLS)
+
+
+@pytest.mark.slow
+@pytest.mark.features
+@pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker"])
+def test_a_step_is_traced_once_with_and_without_an_average(tmp_path: Path, backend: str) -> None:
+    """Also where the average begins late, rests in some steps, and is restored."""
+    averages = {"none": {}, "first": {"ema": 0.5}, "late": {"swa": {"start": 2, "every": 2}}}
+    calls = {
+        name: launch(
+            partial(loss_calls, folder=tmp_path / f"{name}-checkpoints"),
+            tmp_path / name,
+            2,
+            backend,
+            loss=counted_loss,
+            **fields,
+        )
+        for name, fields in averages.items()
+    }
+    assert calls["first"] == calls["late"] == calls["none"] > 0

@@ -12,6 +12,8 @@ from isotrain.plugin import SpecError
 _FAILED = re.compile(r"assertion failed: \[(loss: .*)\] \[(-?\d+)\]")
 _CLASSES = re.compile(r"outside the valid range of \[0, (\d+)\)")
 """Part of the error of a cross-entropy of classes."""
+_ANYWHERE = "loss, objective, metrics or model", "sparse_categorical_crossentropy"
+"""Where a cross-entropy may be that is no loss or metric of Keras by itself, and its name."""
 
 
 def require_all(is_valid: tf.Tensor, values: tf.Tensor, expectation: str) -> None:
@@ -42,7 +44,6 @@ def refusal_of(error: tf.errors.InvalidArgumentError) -> SpecError | None:
     if target is None:
         return None
     classes = _CLASSES.search(error.message)
-    expected = class_targets.expectation(
-        "loss", "sparse_categorical_crossentropy", int(classes[1]) if classes else None
-    )
+    field, name = class_targets.in_scope(error.message) or _ANYWHERE
+    expected = class_targets.expectation(field, name, int(classes[1]) if classes else None)
     return class_targets.received(expected, target)

@@ -120,7 +120,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._trainer = trainer
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_dtype)
-        self._due_averages: tuple[Sequence[Sequence[tf.Variable]], tf.Tensor] | None = None
+        self._averages: list[list[tf.Variable]] = []
+        """Averages of each local replica's weights, or what will hold them; empty until they are needed."""
+        self._due_weight: tf.Tensor | None = None
+        """Weight of the present weights in the averages, a scalar, until these have them."""
         trainer.step.connect(
             self._communicator.local_index,
             self._communicator.replica_index,
@@ -172,9 +175,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._functions
 
     def _update_due_averages(self) -> None:
-        if self._due_averages is not None:
-            (averages, weight), self._due_averages = self._due_averages, None
-            self.compute(_move_average, averages, [weight] * len(averages))
+        if self._due_weight is not None:
+            weight, self._due_weight = self._due_weight, None
+            self.compute(_move_average, self._averages, [weight] * len(self._averages))
 
     def to_device(self, arrays: Any) -> Any:
         return map_tree(tf.constant, arrays)  # quicker than convert_to_tensor and tf.nest
@@ -211,27 +214,33 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             self._set_rate(learning_rate)
         if self._measures_actions:
             return self._timed_step(batch)
-        if self._due_averages is not None:
+        if self._spec.weight_average is not None and self._is_only_update:
             return self._averaging_step(batch)
         return self._on_batch("step", self._trace_step, batch, self._rate_tensor)
 
     def _averaging_step(self, batch: Batch) -> tf.Tensor:
-        """A synchronous step whose graph first updates the due averages; returns the mean loss."""
-        assert self._due_averages is not None
-        (averages, weight), self._due_averages = self._due_averages, None
+        """A synchronous step whose graph first updates the averages, if they are due; returns the mean loss.
 
-        def trace(*arguments: Any) -> tf.Tensor:
-            *of_step, factor = arguments
+        One graph serves all steps: tracing it again would take seconds.
+        """
+        if not self._averages:
+            self.copy_averaged()
+        weight, self._due_weight = self._due_weight, None
+        if weight is None:
+            weight = self._functions.tensor_of(0.0)
+        return self._on_batch("step", self._trace_averaging_step, batch, self._rate_tensor, weight)
 
-            def move(position: int) -> None:
-                replica = TensorFlowReplica(self._trainer, self._communicator)
-                _move_average(replica, averages[position], factor)
+    def _trace_averaging_step(self, *arguments: Any) -> tf.Tensor:
+        """Traces a synchronous step; its last argument is the weight for the averages, 0 for none due."""
+        *of_step, weight = arguments
 
-            self._traced.on_replicas(move)
-            return self._trace_step(*of_step)
+        def move(position: int) -> None:
+            replica = TensorFlowReplica(self._trainer, self._communicator)
+            averages = self._averages[position]
+            tf.cond(weight > 0, lambda: _move_average(replica, averages, weight), lambda: None)
 
-        name = f"step after averages {id(averages[0][0])}"
-        return self._on_batch(name, trace, batch, self._rate_tensor, weight)
+        self._traced.on_replicas(move)
+        return self._trace_step(*of_step)
 
     def _trace_step(
         self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
@@ -574,11 +583,15 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return [result for result, _ in function(*map(list, values))]
 
     def copy_averaged(self) -> list[list[tf.Variable]]:
-        averages = []
-        for values in self.compute(_copy_averaged):
+        """Copies them to variables that are the same in each call: a traced step updates these."""
+        copied = self.compute(_copy_averaged)
+        for variables, values in zip(self._averages, copied, strict=False):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+        for values in copied[len(self._averages) :]:
             with tf.device(values[0].device):
-                averages.append([tf.Variable(value, trainable=False) for value in values])
-        return averages
+                self._averages.append([tf.Variable(value, trainable=False) for value in values])
+        return [list(each) for each in self._averages]
 
     def update_averages(
         self, averages: Sequence[Sequence[tf.Variable]], weight: float
@@ -587,7 +600,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         A function of its own would take 0.6 ms of the processor, however small the weights are.
         """
-        self._due_averages = averages, self._functions.tensor_of(weight)
+        self._due_weight = self._functions.tensor_of(weight)
         if not self._is_only_update:
             self._update_due_averages()
         return [list(each) for each in averages]

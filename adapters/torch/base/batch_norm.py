@@ -14,6 +14,14 @@ from isotrain.adapters.torch.base import private_api
 from isotrain.plugin import SpecError
 
 
+class BatchNorm(private_api.BatchNormBase):
+    """A `SyncBatchNorm` that sums over no replicas: DistributedDataParallel refuses those on CPUs."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected inputs [batch, features, ...], got {input.dim()} axes")
+
+
 def normalize_globally(model: nn.Module, step: CommonStepContext) -> None:
     """Lets batch normalizations compute their statistics from the samples of all replicas.
 
@@ -23,6 +31,8 @@ def normalize_globally(model: nn.Module, step: CommonStepContext) -> None:
     """
     for module in model.modules():
         if private_api.is_batch_norm(module):
+            if isinstance(module, nn.SyncBatchNorm):
+                module.__class__ = BatchNorm
             module.forward = _GlobalBatchNorm(module, step)
 
 
@@ -34,10 +44,16 @@ def normalize_ghost_batches(model: nn.Module, step: CommonStepContext) -> None:
         step: Step context of the replica, which knows its ghost batches.
 
     Raises:
-        SpecError: A batch normalization has no running statistics, with which it would be evaluated.
+        SpecError: A batch normalization has no running statistics, with which it would be evaluated, or sums
+            its statistics over the replicas itself.
     """
     for name, module in model.named_modules():
         if private_api.is_batch_norm(module):
+            if isinstance(module, nn.SyncBatchNorm):
+                raise SpecError(
+                    f"batch_norm: ghost: {name or 'the model'} is a SyncBatchNorm, which sums over the"
+                    " replicas. Use nn.BatchNorm1d, 2d or 3d, or batch_norm: global."
+                )
             if module.running_mean is None:
                 raise SpecError(
                     f"batch_norm: ghost: {name or 'the model'} has track_running_stats=False, so that its"

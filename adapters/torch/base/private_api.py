@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from isotrain.adapters.common.private_api import PrivateApiProbe, require
 assert_async = torch._assert_async
 ASSERTIONS = {torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg}
 """Operations of `assert_async` in a graph: they have no result, and must stay."""
+BatchNormBase = _BatchNorm
 binary_cross_entropy = torch._C._nn.binary_cross_entropy
 cross_entropy_loss = torch._C._nn.cross_entropy_loss
 foreach_add = torch._foreach_add
@@ -173,7 +175,7 @@ TOO_FEW_VALUES_ERROR = "Expected more than 1 value per channel when training"
 
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether a module is a batch normalisation, of any rank."""
-    return isinstance(module, _BatchNorm)
+    return isinstance(module, BatchNormBase)
 
 
 def check_dimensions(module: nn.Module, inputs: torch.Tensor) -> None:
@@ -206,6 +208,33 @@ def _probe_batch_norm_error() -> None:
         require(TOO_FEW_VALUES_ERROR in str(error), "its message for a single value per channel")
     else:
         require(False, "an error for a single value per channel")
+
+
+def compiled_module(module: nn.Module) -> nn.Module | None:
+    """The module that `torch.compile` has wrapped, whose calls are now compiled; None for other modules."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")  # else nothing was compiled
+    if dynamo is None or not isinstance(module, dynamo.OptimizedModule):
+        return None
+    original: nn.Module = module._orig_mod
+
+    def call(*args: Any, **options: Any) -> Any:  # torch compiles no calls of its own classes
+        return original._call_impl(*args, **options)
+
+    original._compiled_call_impl = module.dynamo_ctx(call)
+    return original
+
+
+def _probe_compiled_module() -> None:
+    linear, calls = nn.Sequential(nn.Linear(1, 1)), []
+
+    def backend(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        calls.append(graph)
+        return graph.forward
+
+    require(compiled_module(torch.compile(linear, backend=backend)) is linear, "the module itself")
+    linear(torch.ones(1, 1))
+    require(len(calls) == 1, "a compiled call of the module")
+    require(compiled_module(linear) is None, "no wrapper around other modules")
 
 
 def compile_in_this_process() -> None:
@@ -406,6 +435,7 @@ PROBES = (
     ),
     PrivateApiProbe("nn.BatchNorm1d's error", _probe_batch_norm_error),
     PrivateApiProbe("_inductor.config.compile_threads", _probe_compile_threads),
+    PrivateApiProbe("_dynamo.eval_frame.OptimizedModule", _probe_compiled_module),
     PrivateApiProbe("fx.experimental.proxy_tensor and _guards", _probe_tracing),
     PrivateApiProbe("_subclasses.fake_tensor.FakeTensorMode", _probe_fake_tensors),
     PrivateApiProbe("fx.experimental.proxy_tensor's error", _probe_value_read_error),

@@ -127,9 +127,11 @@ class GraphCache:
         elif self._is_valid(captured, inputs, targets):
             try:
                 return captured.traced_graph(inputs, targets)
-            except Exception:
-                self._compute(inputs, targets)  # its error names the layer, the loss and the value
-                raise
+            except Exception as error:
+                failure = error
+            again = self._compute_with_metrics if self._metrics.captured else self._compute
+            again(inputs, targets)  # its error names the layer, the loss or metric, and the value
+            raise failure
         return self._compute(inputs, targets)
 
     def _register(self, key: Any, inputs: Any, targets: Any) -> None:

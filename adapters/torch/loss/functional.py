@@ -245,6 +245,29 @@ def sparse_categorical_crossentropy(
     axis: int = -1,
 ) -> Tensor | Masked:
     """Cross-entropy with target classes, shape `[samples, ...]`."""
+    return _sparse_named("loss", targets, predictions, from_logits, ignore_class, axis)
+
+
+def sparse_categorical_crossentropy_metric(
+    targets: Tensor,
+    predictions: Tensor,
+    from_logits: bool = False,
+    ignore_class: int | None = None,
+    axis: int = -1,
+) -> Tensor | Masked:
+    """`sparse_categorical_crossentropy`, whose error for what is no class names the metric."""
+    return _sparse_named("metrics", targets, predictions, from_logits, ignore_class, axis)
+
+
+def _sparse_named(
+    field: str,
+    targets: Tensor,
+    predictions: Tensor,
+    from_logits: bool,
+    ignore_class: int | None,
+    axis: int,
+) -> Tensor | Masked:
+    """Cross-entropy with target classes, shape `[samples, ...]`; a spec field, for the error."""
     classes, scores = classes_and_scores(targets, predictions, axis)
     try:
         if ignore_class is None:
@@ -254,7 +277,7 @@ def sparse_categorical_crossentropy(
             torch.where(mask.unsqueeze(1), scores, 0.0), classes.where(mask, 0), from_logits
         )
     except IndexError as error:
-        raise _naming_classes(error, scores) from None
+        raise _naming_classes(field, error, scores) from None
     return Masked(values.where(mask, 0.0), mask)
 
 
@@ -263,16 +286,16 @@ def mean_sparse_categorical_crossentropy(scores: Tensor, classes: Tensor) -> Ten
     try:
         return functional.cross_entropy(scores, classes, ignore_index=NO_CLASS)
     except IndexError as error:
-        raise _naming_classes(error, scores) from None
+        raise _naming_classes("loss", error, scores) from None
 
 
-def _naming_classes(error: IndexError, scores: Tensor) -> Exception:
+def _naming_classes(field: str, error: IndexError, scores: Tensor) -> Exception:
     """The error for a target that is no class of `[samples, classes, ...]`; another error as it is."""
     target = class_targets.invalid_class(error)
     if target is None:
         return error
     name = "sparse_categorical_crossentropy"
-    return class_targets.received(class_targets.expectation("loss", name, scores.shape[1]), target)
+    return class_targets.received(class_targets.expectation(field, name, scores.shape[1]), target)
 
 
 def class_loss(targets: Tensor, predictions: Tensor, from_logits: bool, axis: int) -> Tensor:

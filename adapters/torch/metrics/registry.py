@@ -76,7 +76,6 @@ _MEANS: Mapping[str, Callable[..., Any]] = {
             metrics.concordance_correlation,
             functional.binary_crossentropy,
             functional.categorical_crossentropy,
-            functional.sparse_categorical_crossentropy,
             functional.kl_divergence,
             functional.poisson,
             functional.hinge,
@@ -88,6 +87,7 @@ _MEANS: Mapping[str, Callable[..., Any]] = {
             functional.mean_squared_logarithmic_error,
         )
     },
+    "sparse_categorical_crossentropy": functional.sparse_categorical_crossentropy_metric,
     "cosine_similarity": functional.cosine,
     "log_cosh_error": functional.log_cosh,
     "root_mean_squared_error": metrics.squared_error,

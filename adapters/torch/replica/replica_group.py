@@ -30,7 +30,7 @@ from isotrain.adapters.torch.replica.step_timer import StepTimer
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.build import build_trainer, build_trainers
 from isotrain.adapters.torch.trainer.local_buffers import LOCAL_BUFFERS
-from isotrain.adapters.torch.trainer.modules import require_common_weights
+from isotrain.adapters.torch.trainer.modules import require_common_weights, require_synchronized
 from isotrain.adapters.torch.trainer.state import (
     NamedState,
     Section,
@@ -104,6 +104,8 @@ class TorchReplicaGroup(ReplicaGroup):
         if spec.reproducible:
             _align(self.trainer.tensors().values())
         self.communicator = connect()
+        if self.communicator.replicas > 1:
+            require_synchronized(self.trainer.model, device)
         self.trainer.set_split(
             self.communicator.replicas > 1
             or spec.gradient_accumulation_steps > 1

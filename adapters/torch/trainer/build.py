@@ -14,7 +14,7 @@ from isotrain.adapters.common import spec_components
 from isotrain.adapters.common.objective import frozen_specs
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer, UpdateSwitch
-from isotrain.adapters.torch.trainer.modules import ModelDict
+from isotrain.adapters.torch.trainer.modules import ModelDict, without_wrappers
 from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.plugin import FrozenModel, SpecError, TrainingSpec
 
@@ -23,9 +23,13 @@ def build_model(spec: TrainingSpec) -> Any:
     """Calls the spec's model function, with the spec's seed.
 
     A torch module draws its initial weights on the CPU: a seed gives the same ones whatever device trains
-    them.
+    them. Its weights have the names that they have without `torch.compile` and `DataParallel`.
     """
-    return _build_seeded(spec, spec_components.resolve_for_framework(spec.model, "torch", "model"))
+    function = spec_components.resolve_for_framework(spec.model, "torch", "model")
+    model = _build_seeded(spec, function)
+    if isinstance(model, dict):
+        return {name: without_wrappers(each) for name, each in model.items()}
+    return without_wrappers(model)
 
 
 def build_frozen(spec: TrainingSpec, device: torch.device) -> dict[str, Callable[..., Any]]:

@@ -27,6 +27,29 @@ class ModelDict(nn.ModuleDict):
         raise no_single_model_error(self)
 
 
+def without_wrappers(model: Any) -> Any:
+    """A model without wrappers of `torch.compile` and `DataParallel`, which give its weights other names.
+
+    A compiled module stays compiled, as by `nn.Module.compile`. `DataParallel` splits batches over the
+    devices of one process, and each replica has one.
+
+    Args:
+        model: What a model function returned; only torch modules are looked at.
+    """
+    if not isinstance(model, nn.Module):
+        return model
+    inner = private_api.compiled_module(model)
+    if inner is None and isinstance(model, nn.DataParallel):
+        inner = model.module
+    if inner is not None:
+        return without_wrappers(inner)
+    for name, child in [*model.named_modules(remove_duplicate=False)]:
+        is_child = bool(name) and "." not in name
+        if is_child and (bare := without_wrappers(child)) is not child:
+            model.register_module(name, bare)
+    return model
+
+
 class EvaluationModules:
     """Modules of a model that stay in evaluation mode in training: frozen ones, and those that came in it.
 
@@ -165,6 +188,23 @@ def require_common_weights(model: nn.Module) -> None:
             )
 
 
+def require_synchronized(model: nn.Module, device: torch.device) -> None:
+    """Refuses layers of torch that would normalize over the samples of one replica instead of all.
+
+    Raises:
+        SpecError: A `SyncBatchNorm` is trained on a CPU, or without torch's process group.
+    """
+    if device.type != "cpu" and torch.distributed.is_initialized():
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm) and module.training and is_local(module):
+            raise SpecError(
+                f"model: {name or 'it'!r} is a SyncBatchNorm, which torch synchronizes on GPUs alone, by a"
+                " process group of its own. Set `batch_norm: global`, which normalizes over the samples of"
+                " all replicas on every backend and device; or use one replica."
+            )
+
+
 def require_initialized(model: nn.Module) -> None:
     """Refuses uninitialized weights of lazy modules.
 
@@ -211,10 +251,9 @@ def model_traits(model: nn.Module) -> list[LayerTrait]:
 
 
 def _module_traits(module: nn.Module) -> Iterator[Trait]:
-    if isinstance(module, nn.SyncBatchNorm):
-        yield Trait.GLOBAL_STATISTICS
-    elif private_api.is_batch_norm(module) and is_local(module):
-        yield Trait.LOCAL_STATISTICS
+    if private_api.is_batch_norm(module) and is_local(module):
+        is_synchronized = isinstance(module, nn.SyncBatchNorm)
+        yield Trait.GLOBAL_STATISTICS if is_synchronized else Trait.LOCAL_STATISTICS
     if _is_random(module):
         yield Trait.RANDOM
 

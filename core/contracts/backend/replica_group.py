@@ -221,6 +221,8 @@ class ReplicaGroup(GroupHooks, Contract):
     def copy_averaged(self) -> list[list[Tensor]]:
         """Copies the trainable weights and moving statistics of each local replica, to average them. Local.
 
+        A group has one average: a later call may overwrite what an earlier one has returned.
+
         Returns:
             For each local replica tensors that, flattened one after the other, are `Replica.read(AVERAGED)`.
         """

@@ -20,8 +20,9 @@ LoadSamples = Callable[[int], Batch | None]
 """Returns the batch of a step, for all replicas, as NumPy arrays; None where it cannot be read again."""
 
 _COMMON_CAUSES = (
-    "Usual reasons: a learning rate that is too high (lower it, clip, or warm up), log(0), and a"
-    " division by 0."
+    "a learning rate that is too high (lower it, clip, or warm up)",
+    "log(0)",
+    "a division by 0",
 )
 
 
@@ -62,7 +63,9 @@ class NanGuard:
         self._reporter.warn(f"{text} The run goes on (on_nan: warn).")
 
 
-def explain_nan(step: int, samples: LoadSamples, plan: Plan, group: ReplicaGroup) -> str:
+def explain_nan(
+    step: int, samples: LoadSamples, plan: Plan, group: ReplicaGroup, compiles: bool
+) -> str:
     """Says which samples or weights are NaN or infinite, as far as rank 0 can see. Local.
 
     Args:
@@ -70,6 +73,7 @@ def explain_nan(step: int, samples: LoadSamples, plan: Plan, group: ReplicaGroup
         samples: Returns the batch of a step.
         plan: The plan, which maps replicas to ranks.
         group: The replica group, whose weights later steps may have changed.
+        compiles: Whether steps are compiled, which may leave out the checks of targets that are classes.
     """
     batch = samples(step)
     non_finite = [] if batch is None else list(_non_finite_samples(batch))
@@ -82,9 +86,29 @@ def explain_nan(step: int, samples: LoadSamples, plan: Plan, group: ReplicaGroup
     weights = group.read_state(("trainable",))
     broken = [name for name, value in weights.items() if not np.isfinite(value).all()]
     clean = "" if batch is None else "The samples of that step are all finite. "
+    *causes, last = [*_COMMON_CAUSES, *_unchecked_classes(batch if compiles else None)]
+    usual = f"Usual reasons: {', '.join(causes)}, and {last}."
     if not broken:
-        return f"{clean}The weights are finite too. {_COMMON_CAUSES}"
-    return f"{clean}{len(broken)} of {len(weights)} weights are not, {broken[0]!r} first. {_COMMON_CAUSES}"
+        return f"{clean}The weights are finite too. {usual}"
+    return f"{clean}{len(broken)} of {len(weights)} weights are not, {broken[0]!r} first. {usual}"
+
+
+def _unchecked_classes(batch: Batch | None) -> list[str]:
+    """The cause that compiled steps do not check, with the range of a batch's integer targets."""
+    targets = [
+        array
+        for slices in ([] if batch is None else batch.slices)
+        for micro_batch in slices
+        for _, array in part_leaves((None, micro_batch.targets))
+        if micro_batch.count and array is not None and array.dtype.kind in "iu" and array.size
+    ]
+    if not targets:
+        return []
+    low, high = min(each.min() for each in targets), max(each.max() for each in targets)
+    return [
+        "a target that is no class of the predictions, which compiled steps may not check (the targets"
+        f" of that step are {low} to {high})"
+    ]
 
 
 def _non_finite_samples(batch: Batch) -> Iterator[tuple[str, int]]:

@@ -81,6 +81,7 @@ class StepLogger:
             samples=session_context.loaders.samples,
             plan=session_context.plan,
             group=session_context.group,
+            compiles=spec.compile,
         )
         on_nan = "ignore" if reporter.rank and spec.on_nan != "skip" else spec.on_nan
         nan_guard = NanGuard(on_nan, reporter, explain)

@@ -10,6 +10,17 @@ from isotrain.adapters.torch.trainer.build import build_trainer
 from isotrain.plugin import TrainingSpec
 
 
+def spec_of(model: Any) -> TrainingSpec:
+    return TrainingSpec(
+        model={"torch": model},
+        data=dict,
+        loss="mse",
+        optimizer={"name": "sgd", "lr": 0.5},
+        global_batch_size=2,
+        steps=1,
+    )
+
+
 def test_a_native_model_draws_its_weights_on_the_cpu() -> None:
     """A seed gives the same initial weights whatever device trains them; `meta` stands for a GPU."""
     devices: list[torch.device] = []
@@ -18,14 +29,47 @@ def test_a_native_model_draws_its_weights_on_the_cpu() -> None:
         devices.append(torch.empty(1).device)
         return torch.nn.Linear(2, 1)
 
-    spec = TrainingSpec(
-        model={"torch": model},
-        data=dict,
-        loss="mse",
-        optimizer={"name": "sgd", "lr": 0.5},
-        global_batch_size=2,
-        steps=1,
-    )
-    trainer = build_trainer(spec, torch.device("meta"))
+    trainer = build_trainer(spec_of(model), torch.device("meta"))
     assert [device.type for device in devices] == ["cpu"]
     assert {weight.device.type for weight in trainer.trainable.values()} == {"meta"}
+
+
+def test_wrappers_do_not_name_weights_and_what_was_compiled_stays_so() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def model() -> Any:
+        part = torch.compile(torch.nn.Sequential(torch.nn.Linear(2, 2)), backend=backend)
+        inner = torch.nn.ModuleDict({"first": part, "again": part, "last": torch.nn.Linear(2, 1)})
+        inner.forward = lambda inputs: inner["last"](inner["again"](inputs))
+        return torch.nn.DataParallel(inner)
+
+    trainer = build_trainer(spec_of(model), torch.device("cpu"))
+    assert list(trainer.trainable) == ["first.0.weight", "first.0.bias", "last.weight", "last.bias"]
+    assert trainer.aliases == {
+        "first.0.weight": ("again.0.weight",),
+        "first.0.bias": ("again.0.bias",),
+    }
+    assert not graphs
+    trainer.model(torch.ones(3, 2))
+    assert len(graphs) == 1
+
+
+def test_a_compiled_model_is_trained_compiled() -> None:
+    calls: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        calls.append(graph)
+        return graph.forward
+
+    trainer = build_trainer(
+        spec_of(lambda: torch.compile(torch.nn.Linear(2, 1), backend=backend)), torch.device("cpu")
+    )
+    assert list(trainer.trainable) == ["weight", "bias"]
+    loss, _ = trainer.loss_module(torch.ones(2, 2), torch.ones(2, 1))
+    loss.backward()
+    assert len(calls) == 1
+    assert trainer.trainable["weight"].grad is not None
