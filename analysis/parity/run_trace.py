@@ -91,7 +91,7 @@ class RunTrace:
 def assemble_trace(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace:
     """Assembles a run's trace from what its processes returned, in rank order."""
     main = returned[0]
-    again = [_tensors(prints) for process in returned for prints in process["probe"]["again"]]
+    again = [tensors_of(prints) for process in returned for prints in process["probe"]["again"]]
     return RunTrace(
         name=name,
         precision=main["plan"]["precision"],
@@ -99,9 +99,9 @@ def assemble_trace(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace
         steps=[
             _step([process["steps"][i] for process in returned]) for i in range(len(main["steps"]))
         ],
-        start={stage: _tensors(main["start"][stage]) for stage in _OF_PROCESSES},
+        start={stage: tensors_of(main["start"][stage]) for stage in _OF_PROCESSES},
         initializer_start={
-            stage: _tensors(main["initializer_start"][stage]) for stage in _OF_PROCESSES
+            stage: tensors_of(main["initializer_start"][stage]) for stage in _OF_PROCESSES
         },
         again=tensor_sketch.means(again),
         evaluation_loss=main["probe"]["evaluation_loss"],
@@ -113,10 +113,10 @@ def assemble_trace(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace
 def _step(parts: Sequence[Mapping[str, Any]]) -> StepTrace:
     """Assembles a step from the parts that all processes returned."""
     copies: dict[Stage, list[Tensors]] = {
-        stage: [_tensors(prints) for part in parts for prints in part[stage]]
+        stage: [tensors_of(prints) for part in parts for prints in part[stage]]
         for stage in _OF_REPLICAS
     }
-    copies |= {stage: [_tensors(part[stage]) for part in parts] for stage in _OF_PROCESSES}
+    copies |= {stage: [tensors_of(part[stage]) for part in parts] for stage in _OF_PROCESSES}
     tensors = {stage: replicas[0] if replicas else {} for stage, replicas in copies.items()}
     main = parts[0]
     return StepTrace(
@@ -131,7 +131,8 @@ def _step(parts: Sequence[Mapping[str, Any]]) -> StepTrace:
     )
 
 
-def _tensors(prints: Mapping[str, Any]) -> Tensors:
+def tensors_of(prints: Mapping[str, Any]) -> Tensors:
+    """Fingerprints of what a process has returned for them, by name."""
     return {name: tensor_sketch.from_list(fields) for name, fields in prints.items()}
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from isotrain.core.contracts.backend.replica import Tensor
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.contracts.state import StateKind
     from isotrain.core.data.batch import Batch
@@ -116,6 +117,13 @@ def steps_to_trace(plan: Plan, count: int) -> list[int]:
     return steps
 
 
+def gradient_keeper(group: ReplicaGroup) -> GradientKeepingGroup | None:
+    """The group, which from now on keeps the gradients of each step; None for one that cannot."""
+    if isinstance(group, GradientKeepingGroup) and group.keep_gradients():
+        return group
+    return None
+
+
 class Tracer:
     """Traces a run on one process.
 
@@ -131,13 +139,12 @@ class Tracer:
         self._names = self.name_map(request)
         self._collects_notes = request.collects_notes
         self._notes: list[str] = []
+        self._probe_results: dict[str, Any] = {}
         self._steps = self.steps_of(session.plan, request.steps)
         self._initializer_start = self._state()
         self._start_from(request.initial)
         self._weights = list(session.read_state(("trainable",)))
-        self._gradient_keeper: GradientKeepingGroup | None = None
-        if isinstance(self.group, GradientKeepingGroup) and self.group.keep_gradients():
-            self._gradient_keeper = self.group
+        self._gradient_keeper = gradient_keeper(self.group)
 
     def name_map(self, request: Trace) -> NameMap:
         """The map from the model's names to common names."""
@@ -169,8 +176,9 @@ class Tracer:
             )
 
     def run(self) -> dict[str, Any]:
+        """Traces the run; returns plain values. Collective."""
         start = self._state()
-        steps = [self.step(batch) for batch in self._batches()]
+        steps = self._taken_steps()
         return {
             "replicas": list(self.group.local_replicas),
             "kept": self._gradient_keeper is not None,
@@ -181,6 +189,10 @@ class Tracer:
             "plan": self.session.plan.to_dict(),
             "notes": self._notes,
         }
+
+    def _taken_steps(self) -> list[dict[str, Any]]:
+        """Takes the steps to trace; returns what `step` does."""
+        return [self.step(batch) for batch in self._batches()]
 
     def _batches(self) -> Iterator[Batch]:
         """Yields the batches of the steps to trace, skipping those in between."""
@@ -193,15 +205,15 @@ class Tracer:
             yield next(batches)
             following = step + 1
 
-    def step(self, batch: Batch) -> dict[str, Any]:
-        """Takes a step; returns its fingerprints and facts as plain values."""
+    def step(self, batch: Batch, update: str | None = None) -> dict[str, Any]:
+        """Takes a step, or does a named update; returns its fingerprints and facts as plain values."""
         with self.group.preserving_training_state():
             local, loss = self.group.gradients(batch)
             gradient = [self._gradients(tensors) for tensors in local]
-            if batch.step == self._steps[0]:
+            if not self._probe_results:
                 self._probe(batch)
                 self._notes = self.group.step_notes(batch) if self._collects_notes else []
-        trained = self.session.step(batch)
+        trained = self.session.step(batch, update)
         reduced = self._gradient_keeper.kept_gradients() if self._gradient_keeper else []
         return {
             "step": batch.step,
@@ -212,7 +224,7 @@ class Tracer:
             ],
             "loss": float(trained),
             "local_loss": float(loss),
-            "learning_rate": self.session.learning_rate(batch.step),
+            "learning_rate": self.session.learning_rate(batch.step, update),
             "gradient": gradient,
             "reduced": [self._gradients(tensors) for tensors in reduced],
             **self._state(),
@@ -238,7 +250,11 @@ class Tracer:
         return self._prints(dict(zip(self._weights, arrays, strict=True)))
 
     def _state(self) -> dict[str, Prints]:
-        return {stage: self._prints(self.session.read_state((kind,))) for stage, kind in STATE}
+        return {stage: self._prints(self._read(kind)) for stage, kind in STATE}
+
+    def _read(self, kind: StateKind) -> dict[str, np.ndarray]:
+        """State of a kind by the model's names, arrays of any shapes."""
+        return self.session.read_state((kind,))
 
     def _prints(self, arrays: Mapping[str, np.ndarray]) -> Prints:
         """Fingerprints, by common name, of arrays of any shapes by the model's names."""

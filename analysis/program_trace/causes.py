@@ -384,6 +384,46 @@ def _scaled(case: Case) -> Cause | None:
     )
 
 
+def _one_backward(case: Case) -> Cause | None:
+    """Several optimizers that step with gradients of one backward pass, in one program alone."""
+    passes = [_passes(step) for step in _both(case)]
+    if all(passes) or not any(passes):
+        return None
+    side = passes.index(0)
+    if not any(_passes(pair[side]) for pair in case.steps):
+        return None  # backward passes are not recorded
+    return Cause(
+        "one-backward-for-several",
+        "one program computes the gradients of several optimizers before the first of them steps",
+        [
+            f"in {('the reference', 'it')[side]}, there is no backward pass between step {case.first.step} of"
+            f" optimizer {case.first.optimizer} and the step of the optimizer before it"
+        ],
+        "compute the gradients of each with the weights that the one before left, as a spec's updates do; or"
+        " give the spec one optimizer, with `groups`.",
+    )
+
+
+def _other_turns(case: Case) -> Cause | None:
+    """Several optimizers that step in another order."""
+    turns = [(one.optimizer, one.index) for one, _ in case.steps]
+    compared = set(turns)
+    reference = [(step.optimizer, step.index) for step in case.reference.steps]
+    of_reference = [turn for turn in reference if turn in compared]
+    if turns[: case.index + 1] == of_reference[: case.index + 1]:
+        return None
+    ours, theirs = (
+        ", ".join(str(optimizer) for optimizer, _ in each[: case.index + 2])
+        for each in (of_reference, turns)
+    )
+    return Cause(
+        "optimizers-in-another-order",
+        "the optimizers take turns in another order",
+        [f"optimizers step in the order {theirs}, and in the reference {ours}"],
+        "let them step in one order; a spec's updates are done in the order in which it lists them.",
+    )
+
+
 def _accumulated(case: Case) -> Cause | None:
     before = [b for _, b in case.steps[: case.index] if b.optimizer == case.first.optimizer]
     if not before:
@@ -610,6 +650,8 @@ _SUSPECTS: dict[str, Sequence[Callable[[Case], Cause | None]]] = {
     "gradient": (
         _not_exchanged,
         _untied,
+        _other_turns,
+        _one_backward,
         _evaluation_mode,
         _not_in_optimizer,
         _accumulated,

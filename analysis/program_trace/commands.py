@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from isotrain.analysis.parity.targets import parity_targets, require_one_update
+from isotrain.analysis.parity.targets import parity_targets
 from isotrain.analysis.program_trace.bootstrap.sitecustomize import VARIABLE
 from isotrain.analysis.program_trace.comparison import compare
 from isotrain.analysis.program_trace.reading import ProgramTrace, is_trace, read_trace
@@ -199,7 +199,6 @@ def _trace_of_spec(path: str, program: ProgramTrace, options: argparse.Namespace
 
     require_single_process("parity")
     spec = read_spec(argparse.Namespace(**{**vars(options), "spec": path}))
-    require_one_update(spec)
     host = plugin_manager(spec.plugins)
     launcher = LauncherChoice(options.launcher, dict(options.launcher_option))
     require_startable(host.launcher(launcher.name, launcher.options))

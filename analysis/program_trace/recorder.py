@@ -52,6 +52,7 @@ class Recorder:
         self._counts: dict[int, int] = {}
         self._events: list[dict[str, Any]] = []
         self._rank, self._processes = 0, 1
+        self._has_initial = False
         self._file: TextIO | None = None
         atexit.register(self.end)
 
@@ -85,17 +86,27 @@ class Recorder:
     def start(
         self, weights: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
     ) -> dict[str, Any]:
-        """Facts of what an optimizer starts from; rank 0 keeps that of the first one as it is."""
+        """Facts of what an optimizer starts from; rank 0 keeps it as it is, of several optimizers in turn."""
         kinds = {"trainable": weights, "non-trainable": state}
         arrays = {
             f"{kind}/{name}": in_torch_order(name, array)
             for kind, by_name in kinds.items()
             for name, array in by_name.items()
         }
-        if not self._rank and not self._counts:
-            np.savez(self._folder / INITIAL_FILE, **arrays)  # type: ignore[arg-type]
+        if not self._rank:
+            self._keep_initial(arrays)
         shapes = {key.partition("/")[2]: array.shape for key, array in arrays.items()}
         return {"initial": self.fingerprints(weights), "shapes": shapes}
+
+    def _keep_initial(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Adds weights and buffers to the file of what training starts from; those in it stay."""
+        file = self._folder / INITIAL_FILE
+        if self._has_initial:
+            with np.load(file, allow_pickle=False) as archive:
+                kept = dict(archive)
+            arrays = {**kept, **{key: array for key, array in arrays.items() if key not in kept}}
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        self._has_initial = True
 
     def step(self, optimizer: int, facts: Mapping[str, Any]) -> None:
         """Writes a step with the events before it."""

@@ -117,8 +117,11 @@ def test_weights_without_a_certain_counterpart_end_the_run(folder: Path, spec: s
         (("small.json", "other.json"), "received small.json and other.json"),
         (("made", "run"), "run is the directory of a run, and no trace"),
         (("run",), "The spec of this run is run/spec.json"),
-        (("several", "small.json"), "expected a program with one optimizer, found 2"),
-        (("made", "updates.json"), "found updates (first, second)"),
+        (
+            ("several", "small.json"),
+            "expected a program with one optimizer, as the spec has, found 2",
+        ),
+        (("several", "updates.json"), "optimizers 0 and 1 train the same weights"),
         (("updates.json", "--replicas", "1,2"), "found updates (first, second)"),
         (("made", "made", "--replicas", "1"), "--backend, --replicas: two traces are compared"),
         (("made", "small.json", "--launcher", "slurm"), "srun"),
