@@ -96,7 +96,7 @@ class ElasticRun:
                     self._carried = session.carried_state()
             interrupted = self._left_group(reason)
             session = None
-            gc.collect()  # frees the model: its native wrapper must not outlive the process group
+            _free_model()
             self._adapter.abandon_group()
             self._reporter.enter("wait for the other members")
             self._reporter.emit(interrupted)
@@ -125,7 +125,7 @@ class ElasticRun:
             group = open_group(resolved_spec, plan, alone, None)
         state = model_bytes(resolved_spec.spec, group).replicated
         del group
-        gc.collect()
+        _free_model()
         self._adapter.abandon_group()
         reporter.enter("load data")
         self._data = load_data(resolved_spec.spec)
@@ -192,3 +192,12 @@ class ElasticRun:
         """Interrupts the group's calls once the launcher says that it is void. Local; on any thread."""
         if self._reporter.is_void(self._generation):
             self._adapter.interrupt_group()  # again and again: a group may just be forming
+
+
+def _free_model() -> None:
+    """Frees a model that nothing refers to: its native wrapper must not outlive the process group.
+
+    What is left lives as long as the process. The next call does not traverse it, for which others wait.
+    """
+    gc.collect()
+    gc.freeze()
