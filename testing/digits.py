@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.device_mesh import STAGE
+from isotrain.core.contracts.parallel_layout import ParallelLayout
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError
 from isotrain.testing import reference_model
@@ -27,14 +29,20 @@ HIDDEN = 16
 Weights = Mapping[str, np.ndarray]
 
 
-def build_model() -> Any:
-    """Portable Keras model: input [samples, 64], one hidden layer, logits [samples, 10]."""
+def build_model(hidden_layers: int = 1) -> Any:
+    """Portable Keras model: input [samples, 64], hidden layers, logits [samples, 10]."""
     import keras
     from keras import layers
 
-    pixels = keras.Input((64,))
-    hidden = layers.Dense(HIDDEN, activation="tanh", name="hidden")(pixels)
+    pixels = hidden = keras.Input((64,))
+    for name in _hidden_names(hidden_layers):
+        hidden = layers.Dense(HIDDEN, activation="tanh", name=name)(hidden)
     return keras.Model(pixels, layers.Dense(10, name="head")(hidden))
+
+
+def _hidden_names(count: int) -> list[str]:
+    """Names of the hidden layers: `hidden`, `hidden_2`, `hidden_3` and so on."""
+    return ["hidden", *(f"hidden_{number}" for number in range(2, count + 1))][:count]
 
 
 @functools.cache
@@ -78,6 +86,19 @@ def spec(count: int = TRAIN, *, adapter: Adapter | None = None, **changes: Any) 
     }
 
 
+def staged_fields(parallel_layout: ParallelLayout, replicas: int) -> dict[str, Any]:
+    """Spec fields for a layout with pipeline stages: a layer for each, and micro-batches for each process.
+
+    They are empty for any other layout.
+    """
+    mesh = parallel_layout.device_mesh(replicas)
+    if STAGE not in mesh.sizes:
+        return {}
+    stages, processes = mesh.size(STAGE), max(mesh.stage_processes, default=1)
+    deeper = {"model_args": {"hidden_layers": stages - 1}} if stages > 2 else {}
+    return {**deeper, "gradient_accumulation_steps": 2 * stages * processes}
+
+
 def require() -> None:
     """Checks that the images are installed.
 
@@ -109,28 +130,30 @@ class Oracle:
 
     def __init__(self, weights: Weights, count: int = TRAIN) -> None:
         self.weights = {name: np.array(value) for name, value in weights.items()}
+        kernels = [name for name in weights if name.endswith("/kernel")]
+        self._layers = _hidden_names(len(kernels) - 1)
         self._data = data(count)
 
     def loss(self, rows: np.ndarray) -> float:
         """Mean loss over training images, a scalar."""
         inputs, labels = (part[rows] for part in self._data.train)
-        probabilities = self._probabilities(self._hidden(inputs))
+        probabilities = self._probabilities(self._activations(inputs)[-1])
         return float(-np.log(probabilities[np.arange(len(rows)), labels]).mean())
 
     def gradients(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Gradients of the mean loss, by name, in the shapes of the weights."""
         inputs, labels = (part[rows] for part in self._data.train)
-        hidden = self._hidden(inputs)
-        logits_grad = self._probabilities(hidden)
-        logits_grad[np.arange(len(rows)), labels] -= 1
-        logits_grad /= len(rows)
-        hidden_grad = (logits_grad @ self.weights["head/kernel"].T) * (1 - hidden**2)
-        return {
-            "hidden/kernel": inputs.T @ hidden_grad,
-            "hidden/bias": hidden_grad.sum(axis=0),
-            "head/kernel": hidden.T @ logits_grad,
-            "head/bias": logits_grad.sum(axis=0),
-        }
+        activations = self._activations(inputs)
+        gradient = self._probabilities(activations[-1])
+        gradient[np.arange(len(rows)), labels] -= 1
+        gradient /= len(rows)
+        gradients = {}
+        for layer in ("head", *reversed(self._layers)):
+            given = activations.pop()
+            gradients[f"{layer}/kernel"] = given.T @ gradient
+            gradients[f"{layer}/bias"] = gradient.sum(axis=0)
+            gradient = (gradient @ self.weights[f"{layer}/kernel"].T) * (1 - given**2)
+        return gradients
 
     def step(self, rows: np.ndarray) -> None:
         """Takes one step of plain SGD on the samples at these indices, shape `[batch]`."""
@@ -140,7 +163,7 @@ class Oracle:
     def accuracy(self) -> float:
         """Accuracy on the held-out images, a scalar from 0 to 1."""
         inputs, labels = self._data.validation
-        predicted = np.argmax(self._probabilities(self._hidden(inputs)), axis=1)
+        predicted = np.argmax(self._probabilities(self._activations(inputs)[-1]), axis=1)
         return float((predicted == labels).mean())
 
     def trained(self) -> Oracle:
@@ -150,12 +173,13 @@ class Oracle:
                 self.step(rows)
         return self
 
-    def _hidden(self, inputs: np.ndarray) -> np.ndarray:
-        """Activations of the hidden layer for inputs `[batch, features]`, shape `[batch, units]`."""
-        hidden: np.ndarray = np.tanh(
-            inputs @ self.weights["hidden/kernel"] + self.weights["hidden/bias"]
-        )
-        return hidden
+    def _activations(self, inputs: np.ndarray) -> list[np.ndarray]:
+        """Inputs `[batch, features]`, and the activations of each hidden layer, `[batch, units]`."""
+        activations = [inputs]
+        for name in self._layers:
+            kernel, bias = self.weights[f"{name}/kernel"], self.weights[f"{name}/bias"]
+            activations.append(np.tanh(activations[-1] @ kernel + bias))
+        return activations
 
     def _probabilities(self, hidden: np.ndarray) -> np.ndarray:
         """Softmax probabilities, shape `[batch, classes]`."""

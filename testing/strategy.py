@@ -73,8 +73,10 @@ class StrategyRun:
         self, name: str, options: Mapping[str, Any], adapter: Adapter | None = None
     ) -> dict[str, Any]:
         """Spec of the run with a strategy on a backend."""
+        layout = plugin_manager().strategy(name, dict(options)).parallel_layout
+        fields = digits.staged_fields(layout, self.replicas or 2) | dict(self.changes)
         strategy = {"name": name, "options": dict(options)}
-        return digits.spec(**self.changes, adapter=adapter, strategy=strategy)
+        return digits.spec(**fields, adapter=adapter, strategy=strategy)
 
     def is_made(self, strategy: Strategy, adapter: Adapter) -> bool:
         """Whether one of the checks applies to a strategy on a backend."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.backend.adapter import Adapter
-from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.contracts.strategy import StrategyState
@@ -91,11 +90,12 @@ def strategy_resume_case(name: str, options: Mapping[str, Any], backend: str) ->
     adapter = plugins.backend(split_backend(backend)[0])
     chosen = {"name": name, "options": dict(options)}
     parallel_layout = plugins.strategy(name, dict(options)).parallel_layout
-    if STAGE in parallel_layout.device_mesh(REPLICAS).sizes:
+    if staged := digits.staged_fields(parallel_layout, REPLICAS):
         # no pipeline stage can call the whole model, as the objective of the reference model does
         momentum = {"name": "sgd", "lr": digits.RATE, "momentum": 0.5}
         count = 3 * digits.GLOBAL_BATCH + 1
-        return digits.spec(count, adapter=adapter, strategy=chosen, optimizer=momentum, epochs=2)
+        fields = {**staged, "optimizer": momentum, "epochs": 2}
+        return digits.spec(count, adapter=adapter, strategy=chosen, **fields)
     return reference_model.spec(adapter, strategy=chosen, **_OF_ONE_SIZE)
 
 

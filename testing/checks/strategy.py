@@ -16,7 +16,7 @@ from isotrain.testing.strategy_runs import HALF, SMALL_RATE, WHOLE
 
 SCALARS = 64
 """Bytes of optimizer state that belongs to no weight, such as step counts."""
-CLOSE = 1e-9
+CLOSE = 1e-12
 """Absolute tolerance for rounding and the order of sums in float64."""
 GROWTH = 1.5
 """Largest growth of the held-back gradients when the number of steps doubles; lost gradients grow by 2."""

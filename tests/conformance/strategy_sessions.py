@@ -31,6 +31,7 @@ SOUND: dict[str, Chosen] = {
     "sharded, stage 3": ("sharded", {"stage": 3, "bucket_megabytes": 0.002}),
     "sharded, hybrid": ("sharded", {"hybrid": True, "host_size": 1, "bucket_megabytes": 0.002}),
     "pipeline": ("pipeline", {}),
+    "pipeline, 2-1-1": ("pipeline", {"stages": [2, 1, 1]}),
     "tensor": ("tensor", {}),
 }
 STRATEGIES: dict[str, Chosen] = {

@@ -18,23 +18,24 @@ from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.launching import Run
 from isotrain.testing.scorecard import outcome_of
 
+ON_TORCH = (
+    *("compressed, bf16", "sharded, stage 3", "tensor"),
+    *("pipeline", "pipeline, 2-1-1"),
+)
 TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "reference",
-        tuple(
-            name
-            for name in strategy_sessions.STRATEGIES
-            if name not in ("compressed, bf16", "sharded, stage 3", "pipeline", "tensor")
-        ),
+        tuple(name for name in strategy_sessions.STRATEGIES if name not in ON_TORCH),
     ),
     ("torch-ddp", ("compressed, bf16", "sharded, stage 3", "broken-sums-gradients")),
     ("torch-ddp", ("pipeline",)),
+    ("torch-ddp", ("pipeline, 2-1-1",)),
     ("torch-ddp", ("tensor",)),
     ("tf-multiworker", ("tensor",)),
 )
 """A backend and what is tried in the same processes of it: all that need no framework, and some on one.
 
-In stages or cut layers, a replica has two processes.
+In stages or cut layers, a replica has two processes; in stages of 2, 1 and 1 it has four.
 """
 EXPECTED: dict[str, set[str]] = {
     **{name: set() for name in strategy_sessions.SOUND},
@@ -70,6 +71,9 @@ GOING_ON = (*strategy_sessions.SOUND, "broken-keeps-to-itself")
 
 ASKED = {
     "pipeline": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"},
+    "pipeline, 2-1-1": {
+        *("state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"),
+    },
     "tensor": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"},
 }
 """Checks that are not to be left out for want of a capability."""
