@@ -44,6 +44,9 @@ from isotrain.core.contracts.backend.group_hooks import Trait as Trait
 from isotrain.core.contracts.backend.group_protocols import ActionTimingGroup as ActionTimingGroup
 from isotrain.core.contracts.backend.group_protocols import CompressingGroup as CompressingGroup
 from isotrain.core.contracts.backend.group_protocols import CompressionMethod as CompressionMethod
+from isotrain.core.contracts.backend.group_protocols import (
+    DelayedUpdatesGroup as DelayedUpdatesGroup,
+)
 from isotrain.core.contracts.backend.group_protocols import ExportingGroup as ExportingGroup
 from isotrain.core.contracts.backend.group_protocols import FreezingGroup as FreezingGroup
 from isotrain.core.contracts.backend.group_protocols import FullyShardedGroup as FullyShardedGroup
@@ -158,6 +161,10 @@ from isotrain.core.pipeline.actions import Transfer as Transfer
 from isotrain.core.pipeline.actions import idle_share as idle_share
 from isotrain.core.pipeline.actions import stage_actions as stage_actions
 from isotrain.core.pipeline.actions import time_line as time_line
+from isotrain.core.pipeline.delayed_updates import DELAYED_SCHEDULES as DELAYED_SCHEDULES
+from isotrain.core.pipeline.delayed_updates import DelayedUpdates as DelayedUpdates
+from isotrain.core.pipeline.delayed_updates import delayed_updates as delayed_updates
+from isotrain.core.pipeline.delayed_updates import step_orders as step_orders
 from isotrain.core.pipeline.executor import ExecutedAction as ExecutedAction
 from isotrain.core.pipeline.executor import StageWork as StageWork
 from isotrain.core.pipeline.executor import execute_stage as execute_stage

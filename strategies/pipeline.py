@@ -2,7 +2,7 @@
 
 Huang et al., "GPipe" (NeurIPS 2019, arXiv 1811.06965); Narayanan et al., "PipeDream" (SOSP 2019, arXiv
 1806.03377), here with one version of the weights and a flush in every step, so that it equals data
-parallelism.
+parallelism. Without a flush, with two versions: Narayanan et al., "PipeDream-2BW" (2021, arXiv 2006.09503).
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 from isotrain.plugin import (
+    DELAYED_SCHEDULES,
     STAGE,
     Action,
     Adapter,
     BackendConfig,
     Batch,
     Capability,
+    DelayedUpdatesGroup,
     DeviceMesh,
     Invariant,
     ModelBytes,
@@ -34,14 +36,16 @@ from isotrain.plugin import (
     ServerConnection,
     StateBytes,
     Strategy,
+    StrategyState,
     Tensor,
     TrainingSpec,
     UnsupportedError,
+    delayed_updates,
     idle_share,
     pipeline_plan,
     require,
     stage_actions,
-    stage_orders,
+    step_orders,
     time_line,
 )
 from isotrain.strategies import option_checks
@@ -89,6 +93,10 @@ _REFUSED_FIELDS = {
     "call": "it calls the whole model, which is split into stages; leave it out",
 }
 """Spec fields that stages cannot support, with the reason."""
+_STALE = (
+    "pipeline: staleness: each stage computes a global batch with the weights before the last update, and"
+    " keeps two versions of them"
+)
 _NOT_CAPTURED = "training steps of stages are computed by Keras, and not replayed from a CUDA graph"
 
 
@@ -103,6 +111,7 @@ class Pipeline(Strategy):
     equals_data_parallel = True
     invariants = frozenset({Invariant.GRADIENT_SUM})
     memory_saving = ({"stages": 2}, {"stages": 4})
+    variants = ({"schedule": "2bw"},)
 
     def __init__(
         self,
@@ -117,7 +126,7 @@ class Pipeline(Strategy):
 
         Args:
             stages: Number of stages, each in a separate process; or the number of processes of each stage.
-            schedule: `gpipe`, `1f1b` or `interleaved`.
+            schedule: `gpipe`, `1f1b`, `interleaved` or `2bw`.
             chunks: Number of model chunks per stage; more than one for `interleaved`.
             cut: Names of the layers with which the chunks after the first begin; none to balance them.
             gigabits: Bandwidth between processes, in gigabits per second, for the plan's cost estimate.
@@ -136,6 +145,14 @@ class Pipeline(Strategy):
         self.parallel_layout = PipelineLayout(self._stages, split, self._stage_processes)
         self._bandwidth = option_checks.positive(self.name, "gigabits", gigabits) * 1e9 / 8
         self._actions: list[list[Action]] = []
+        self._is_delayed = schedule in DELAYED_SCHEDULES
+        if self._is_delayed:
+            self.summary = (
+                "stages that never wait for the end of a step; updates are one global batch late"
+            )
+            self.requires = frozenset({Capability.PIPELINE_STEP, Capability.DELAYED_UPDATES})
+            self.equals_data_parallel = False
+            self.convergence_margin = 0.1
 
     def _processes_of(self, stages: Any) -> tuple[int, ...]:
         """Number of processes of each stage, from the option `stages`.
@@ -170,7 +187,7 @@ class Pipeline(Strategy):
                 f"strategy {self.name}: modules: the layers of a portable model are taken from its graph."
                 " Leave this option out."
             )
-        orders = stage_orders(self._schedule, self._shape(spec))
+        orders = step_orders(self._schedule, self._shape(spec))
         timeline = time_line(orders, lambda work: self._processes[work.chunk % self._stages])
         assumption = "their passes take equally long"
         stages = str(self._stages)
@@ -180,12 +197,22 @@ class Pipeline(Strategy):
         return [
             f"{self.name}: stages ({stages}) wait {idle_share(timeline, len(orders)):.0%} of a step where"
             f" {assumption} (gradient_accumulation_steps: {spec.gradient_accumulation_steps})",
+            *([_STALE] if self._is_delayed else []),
             *([_NOT_CAPTURED] if _would_be_captured(spec, plan) else []),
         ]
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> None:
         """Orders the passes of each process."""
-        self._actions = stage_actions(stage_orders(self._schedule, self._shape(spec)))
+        shape = self._shape(spec)
+        if self._is_delayed:
+            self._updates = delayed_updates(self._schedule, shape)
+        else:
+            self._actions = stage_actions(step_orders(self._schedule, shape))
+
+    def started(self, group: ReplicaGroup) -> None:
+        """Lets the group keep versions of the weights where updates are delayed."""
+        if self._is_delayed:
+            require(group, DelayedUpdatesGroup).start_delayed_updates(self._updates)
 
     def _shape(self, spec: TrainingSpec) -> PipelineShape:
         return self._shape_of(spec.gradient_accumulation_steps)
@@ -201,6 +228,8 @@ class Pipeline(Strategy):
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Runs this process's forward and backward passes of its stage; returns the mean loss, a scalar."""
+        if self._is_delayed:
+            return cast("DelayedUpdatesGroup", group).delayed_step(batch, learning_rate)
         return cast("PipelineGroup", group).pipeline_step(batch, learning_rate, self._actions)
 
     @contextmanager
@@ -213,13 +242,37 @@ class Pipeline(Strategy):
         """Gathers the weights of all stages on every process."""
         require(group, PipelineGroup).gather_stages()
 
+    def state(self, group: ReplicaGroup) -> StrategyState:
+        """Nothing; the group holds all state, once it has done the update of the last global batch.
+
+        Called on every process at the same point.
+        """
+        if self._is_delayed:
+            require(group, DelayedUpdatesGroup).drain_pipeline()
+        return StrategyState()
+
+    def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+        """Says that the first update is not delayed, after a run with another strategy."""
+        if not self._is_delayed or strategy_before == self.name:
+            return []
+        return [f"{self.name}: starts with equal versions of the weights"]
+
+    def report(self) -> Mapping[str, Any]:
+        """Staleness: updates that the gradient of a global batch does not know of, by stage."""
+        return {"staleness": [self._updates.delay] * self._stages} if self._is_delayed else {}
+
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
         """Bytes on the largest stage, if the model is split so that it is as small as possible.
 
         Weights count in full: for evaluation every process has all of them.
         """
         largest = self._largest_stage(model.weights)
-        return StateBytes(model.replicated.weights, largest, largest * model.slots)
+        versions = 2 if self._is_delayed else 1
+        return StateBytes(
+            model.replicated.weights + (versions - 1) * largest,
+            versions * largest,
+            largest * model.slots,
+        )
 
     def _largest_stage(self, weights: Sequence[int]) -> int:
         """Bytes of weights of the largest stage, of these weights in bytes."""

@@ -20,12 +20,22 @@ if TYPE_CHECKING:
 _UNORDERED = "a replica updates a shard of each weight, in which kernels may round otherwise"
 
 
-def layout_capabilities(replicated: Capabilities) -> dict[str, Capabilities]:
+_TRACED = "each step is one traced function, and a backward pass is in that of its forward pass"
+
+
+def layout_capabilities(
+    replicated: Capabilities, delays_updates: bool = False
+) -> dict[str, Capabilities]:
     """Capabilities by parallel layout, for backends that have all layouts.
 
     Args:
         replicated: Capabilities of the backend's replicated groups.
+        delays_updates: Whether a pipeline may leave passes of a step for the next one.
     """
+    pipeline = Capabilities.only(
+        {Capability.PIPELINE_STEP, Capability.NAMED_STATE},
+        "a process has one stage of a replica, which takes no step alone",
+    )
     return {
         "replicated": replicated,
         "parameter-server": PARAMETER_SERVER_CAPABILITIES,
@@ -43,9 +53,10 @@ def layout_capabilities(replicated: Capabilities) -> dict[str, Capabilities]:
             {Capability.SYNCHRONOUS_STEP, Capability.NAMED_STATE, Capability.UNSHARD_WEIGHTS},
             "a process has a part of the layers that are cut",
         ),
-        "pipeline": Capabilities.only(
-            {Capability.PIPELINE_STEP, Capability.NAMED_STATE},
-            "a process has one stage of a replica, which takes no step alone",
+        "pipeline": (
+            pipeline.with_changes(has={Capability.DELAYED_UPDATES})
+            if delays_updates
+            else pipeline.with_changes(lacks={Capability.DELAYED_UPDATES: _TRACED})
         ),
     }
 

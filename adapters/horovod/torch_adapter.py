@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.torch.base_adapter import TorchAdapter
@@ -19,6 +20,7 @@ class HorovodTorch(TorchAdapter, Horovod):
     """Horovod's DistributedOptimizer under torch replicas."""
 
     name = "horovod-torch"
+    capabilities = layout_capabilities(Horovod.capabilities["replicated"], delays_updates=True)
     packages = (build_info.DISTRIBUTION, "torch", "keras")
     summary = "Horovod under PyTorch, one process per replica"
 

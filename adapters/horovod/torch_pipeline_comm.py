@@ -14,6 +14,9 @@ from isotrain.adapters.horovod.torch_comm import tensor_name, to_sendable
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator, unsupported_collective
 from isotrain.plugin import DATA, BackendConfig, ProcessContext, ReduceOp, Subgroups
 
+_NAMES = 512
+"""Names of transfers of one shape between two processes: more than are ever in flight at once."""
+
 
 class HorovodPipelineCommunicator(PipelineCommunicator):
     """Pipeline communicator over Horovod: a transfer is a broadcast within a process set of two ranks."""
@@ -82,7 +85,7 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
     def _broadcast_async(self, tensor: torch.Tensor, source: int, destination: int) -> Any:
         """Starts a transfer. Called by both processes, in one order among tensors of one shape and dtype."""
         kind = f"{source}.{destination}.{tuple(tensor.shape)}.{tensor.dtype}"
-        self._in_flight[kind] += 1
+        self._in_flight[kind] = (self._in_flight[kind] + 1) % _NAMES
         return hvd.broadcast_async_(
             tensor,
             source,

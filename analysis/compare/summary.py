@@ -22,6 +22,7 @@ from isotrain.analysis.compare.records import (
 )
 from isotrain.core.contracts.plan import plain_differences
 from isotrain.core.json_records import value
+from isotrain.core.pipeline.delayed_updates import DELAYED_SCHEDULES
 from isotrain.core.pipeline.schedules import PipelineShape, pipeline_bubble
 from isotrain.core.system.trace_events import Span
 
@@ -36,8 +37,10 @@ _PREDICTED = (
 
 
 def _idle_notes(cell: Cell) -> list[str]:
-    stages = cell.plan.get("device_mesh", {}).get("stage")
-    return idle_notes(cell.timeline, cell.replicas, not isinstance(stages, list))
+    has_equal_stages = not isinstance(cell.plan.get("device_mesh", {}).get("stage"), list)
+    schedule = cell.plan.get("strategy_options", {}).get("schedule")
+    is_predictable = has_equal_stages and schedule not in DELAYED_SCHEDULES
+    return idle_notes(cell.timeline, cell.replicas, is_predictable)
 
 
 def idle_notes(timeline: Sequence[Span], replicas: int, is_predictable: bool = True) -> list[str]:
@@ -46,7 +49,7 @@ def idle_notes(timeline: Sequence[Span], replicas: int, is_predictable: bool = T
     Args:
         timeline: Spans of the step.
         replicas: Number of replicas.
-        is_predictable: Whether each stage has one process, so that a formula predicts the bubble.
+        is_predictable: Whether a formula predicts the bubble: stages have one process, and steps a flush.
     """
     taken = [span for span in timeline if span.name in (*_PASSES, *_BETWEEN)]
     if not any(span.name in _BETWEEN for span in taken):

@@ -79,14 +79,14 @@ def time_line(orders: list[Order], duration: Duration = same) -> list[ScheduledP
     """Simulates a step: all passes with their times, sorted by start; each starts when its input is there.
 
     Args:
-        orders: Passes of each process, in order.
+        orders: Passes of each process, in order. What passes of other steps give is there from the start.
         duration: Function from a pass to its duration.
 
     Raises:
         ValueError: The orders deadlock.
     """
     chunks = len({each.chunk for order in orders for each in order})
-    ends: dict[Pass, float] = {}
+    ends = _of_other_steps(orders, chunks)
     free_from = [0.0] * len(orders)
     remaining = [list(reversed(order)) for order in orders]
     scheduled: list[ScheduledPass] = []
@@ -99,6 +99,13 @@ def time_line(orders: list[Order], duration: Duration = same) -> list[ScheduledP
         free_from[process] = ends[work] = begin + duration(work)
         scheduled.append(ScheduledPass(process, work, begin, ends[work]))
     return sorted(scheduled, key=lambda each: each.begin)
+
+
+def _of_other_steps(orders: list[Order], chunks: int) -> dict[Pass, float]:
+    """Passes that are needed and are in no order, each with the end 0."""
+    of_step = {each for order in orders for each in order}
+    inputs = (needed(each, chunks) for each in of_step)
+    return {each: 0.0 for each in inputs if each is not None and each not in of_step}
 
 
 def idle_share(timeline: Sequence[ScheduledPass], processes: int) -> float:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isotrain.core.pipeline.actions import ScheduledPass, idle_share, time_line
+from isotrain.core.pipeline.delayed_updates import DELAYED_SCHEDULES, step_orders
 from isotrain.core.pipeline.partition import Partition, Partitioner
 from isotrain.core.pipeline.profile import Cut, ModelProfile
-from isotrain.core.pipeline.schedules import Order, Pass, PipelineShape, stage_orders
+from isotrain.core.pipeline.schedules import Order, Pass, PipelineShape
 
 _COLUMNS = 72
 _IDLE = "."
@@ -26,7 +27,8 @@ class PlannedStage:
         processes: Number of processes, which compute its micro-batches in turn.
         forward: Seconds of the forward passes of a micro-batch.
         backward: Seconds of the backward passes of a micro-batch.
-        weight_bytes: Bytes of its trainable weights, and of its gradients.
+        weight_bytes: Bytes of its trainable weights in one version, and of the gradients of one step.
+        weight_versions: Number of versions that it keeps of them, and of steps whose gradients it keeps.
         slot_bytes: Bytes of its optimizer state.
         activation_bytes: Bytes of its layers' outputs, for as many micro-batches as a process keeps at once.
         sent_bytes: Bytes that it sends forward per micro-batch.
@@ -37,6 +39,7 @@ class PlannedStage:
     forward: float
     backward: float
     weight_bytes: int
+    weight_versions: int
     slot_bytes: int
     activation_bytes: int
     sent_bytes: int
@@ -107,12 +110,12 @@ def pipeline_plan(
         forward = work.direction == "forward"
         return sum(layer.forward if forward else layer.backward for layer in chunks[work.chunk])
 
-    orders = stage_orders(schedule, shape)
+    orders, is_delayed = step_orders(schedule, shape), schedule in DELAYED_SCHEDULES
     timeline = time_line(orders, duration)
     seconds = max(each.end for each in timeline)
     first = itertools.accumulate(shape.processes, initial=0)
     stages = [
-        _stage(profile, shape, stage, orders[index], slots)
+        _stage(profile, shape, stage, orders[index], slots, 2 if is_delayed else 1)
         for stage, index in zip(range(shape.stages), first, strict=False)
     ]
     partitioner = Partitioner(profile, bandwidth)
@@ -120,14 +123,22 @@ def pipeline_plan(
         tuple(stages),
         seconds,
         idle_share(timeline, len(orders)),
-        tuple(_drawing(timeline, number, seconds) for number in range(len(orders))),
+        tuple(
+            _drawing(timeline, number, seconds, shape.micro_batches)
+            for number in range(len(orders))
+        ),
         _proposal(partitioner.balanced(len(chunks))),
         _proposal(partitioner.best(workers)),
     )
 
 
 def _stage(
-    profile: ModelProfile, shape: PipelineShape, stage: int, order: Order, slots: int
+    profile: ModelProfile,
+    shape: PipelineShape,
+    stage: int,
+    order: Order,
+    slots: int,
+    weight_versions: int,
 ) -> PlannedStage:
     chunks = range(stage, profile.chunks, shape.stages)
     layers = [layer for chunk in chunks for layer in profile.of_chunk(chunk)]
@@ -138,6 +149,7 @@ def _stage(
         math.fsum(layer.forward for layer in layers),
         math.fsum(layer.backward for layer in layers),
         weights,
+        weight_versions,
         slots * weights,
         _peak_activation_bytes(profile, order),
         sum(profile.crossing_bytes(_cut_after(profile, chunk)) for chunk in chunks),
@@ -150,7 +162,7 @@ def _peak_activation_bytes(profile: ModelProfile, order: Order) -> int:
         sum(layer.activation_bytes for layer in profile.of_chunk(chunk))
         for chunk in range(profile.chunks)
     ]
-    kept = peak = 0
+    kept = peak = sum(sizes[work.chunk] for work in order if work.micro_batch < 0)
     for work in order:
         kept += sizes[work.chunk] if work.direction == "forward" else -sizes[work.chunk]
         peak = max(peak, kept)
@@ -162,14 +174,16 @@ def _cut_after(profile: ModelProfile, chunk: int) -> Cut:
     return sum(1 << index for index, layer in enumerate(profile.layers) if layer.chunk <= chunk)
 
 
-def _drawing(timeline: Sequence[ScheduledPass], process: int, seconds: float) -> str:
+def _drawing(
+    timeline: Sequence[ScheduledPass], process: int, seconds: float, micro_batches: int
+) -> str:
     cells = [_IDLE] * _COLUMNS
     for each in timeline:
         if each.process == process:
             first = int(each.begin / seconds * _COLUMNS)
             last = max(first + 1, int(each.end / seconds * _COLUMNS))
             signs = _FORWARD if each.work.direction == "forward" else _BACKWARD
-            sign = signs[each.work.micro_batch % len(signs)]
+            sign = signs[each.work.micro_batch % micro_batches % len(signs)]
             cells[first:last] = sign * len(cells[first:last])
     return "".join(cells)
 

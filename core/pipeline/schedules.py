@@ -80,8 +80,12 @@ def one_forward_one_backward(
     """A warm-up of forward passes that fills the later stages, then forward and backward alternate."""
     forward = [Pass("forward", stage, each) for each in micro_batches]
     backward = [Pass("backward", stage, each) for each in micro_batches]
-    in_flight = -(-sum(shape.processes[stage:]) // shape.processes[stage])
-    return _alternate(forward, backward, warm_up=in_flight - 1)
+    return alternate(forward, backward, warm_up_passes(stage, shape))
+
+
+def warm_up_passes(stage: int, shape: PipelineShape) -> int:
+    """Forward passes with which a process of a stage fills the later stages, under `1f1b`."""
+    return -(-sum(shape.processes[stage:]) // shape.processes[stage]) - 1
 
 
 def interleaved(stage: int, micro_batches: Sequence[int], shape: PipelineShape) -> Order:
@@ -90,7 +94,7 @@ def interleaved(stage: int, micro_batches: Sequence[int], shape: PipelineShape) 
     forward = [_interleaved_pass("forward", stage, index, shape) for index in range(count)]
     backward = [_interleaved_pass("backward", stage, index, shape) for index in range(count)]
     warm_up = 2 * (shape.stages - stage - 1) + (shape.chunks_per_stage - 1) * shape.stages
-    return _alternate(forward, backward, warm_up=warm_up)
+    return alternate(forward, backward, warm_up)
 
 
 def _interleaved_pass(direction: Direction, stage: int, index: int, shape: PipelineShape) -> Pass:
@@ -102,7 +106,7 @@ def _interleaved_pass(direction: Direction, stage: int, index: int, shape: Pipel
     return Pass(direction, local_chunk * shape.stages + stage, group * shape.stages + micro_batch)
 
 
-def _alternate(forward: Order, backward: Order, warm_up: int) -> Order:
+def alternate(forward: Order, backward: Order, warm_up: int) -> Order:
     """`warm_up` forward passes, then forward and backward passes in turn, then the remaining ones."""
     warm_up = min(warm_up, len(forward))
     order = forward[:warm_up]
@@ -128,11 +132,8 @@ def stage_orders(schedule: str, shape: PipelineShape) -> list[Order]:
     """
     if schedule not in SCHEDULES:
         raise PlanError(f"pipeline: {unknown_name('schedule', schedule, SCHEDULES)}")
-    if schedule != "interleaved" and shape.chunks_per_stage > 1:
-        raise PlanError(
-            f"pipeline: schedule {schedule!r} has one chunk per stage, received {shape.chunks_per_stage}. Use"
-            " schedule=interleaved."
-        )
+    if schedule != "interleaved":
+        require_one_chunk(schedule, shape)
     if schedule == "interleaved" and shape.micro_batches % shape.stages:
         raise PlanError(
             f"pipeline: schedule 'interleaved' needs a multiple of {shape.stages} micro-batches (the number"
@@ -155,6 +156,19 @@ def stage_orders(schedule: str, shape: PipelineShape) -> list[Order]:
         for stage, count in enumerate(shape.processes)
         for copy in range(count)
     ]
+
+
+def require_one_chunk(schedule: str, shape: PipelineShape) -> None:
+    """Refuses several chunks per stage.
+
+    Raises:
+        PlanError: There are several.
+    """
+    if shape.chunks_per_stage > 1:
+        raise PlanError(
+            f"pipeline: schedule {schedule!r} has one chunk per stage, received {shape.chunks_per_stage}. Use"
+            " schedule=interleaved."
+        )
 
 
 def pipeline_bubble(shape: PipelineShape) -> float:

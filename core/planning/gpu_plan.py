@@ -223,13 +223,17 @@ def needed_bytes(plan: Plan) -> int:
     if plan.stages is not None:
         stages = plan.stages.stages
         trained = sum(stage.weight_bytes for stage in stages)
-        weights = trained if plan.state_bytes is None else plan.state_bytes.weights
+        earlier = max((each.weight_versions - 1) * each.weight_bytes for each in stages)
+        weights = trained if plan.state_bytes is None else plan.state_bytes.weights - earlier
         # weights that are not trained may all lie in this stage
         return (
             RESERVED_BYTES
             + max(0, weights - trained)
             + max(
-                2 * each.weight_bytes + each.slot_bytes + each.activation_bytes for each in stages
+                2 * each.weight_versions * each.weight_bytes
+                + each.slot_bytes
+                + each.activation_bytes
+                for each in stages
             )
         )
     state = 0 if plan.state_bytes is None else plan.state_bytes.total

@@ -32,6 +32,7 @@ SOUND: dict[str, Chosen] = {
     "sharded, hybrid": ("sharded", {"hybrid": True, "host_size": 1, "bucket_megabytes": 0.002}),
     "pipeline": ("pipeline", {}),
     "pipeline, 2-1-1": ("pipeline", {"stages": [2, 1, 1]}),
+    "pipeline, 2bw": ("pipeline", {"schedule": "2bw"}),
     "tensor": ("tensor", {}),
 }
 STRATEGIES: dict[str, Chosen] = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import autograd, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.fx import GraphModule, Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -403,6 +405,26 @@ def _probe_version() -> None:
     require(version_of(tensor) == before + 2, "a change by each operation that writes")
 
 
+def preserving_versions(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Context in which in-place changes of tensors, of any shapes, do not count in `version_of`."""
+    return _unsafe_preserve_version_counter(tuple(tensors))
+
+
+def _probe_preserving_versions() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    other = weight.detach().clone()
+    product = (weight * weight).sum()
+    before, data = version_of(weight), weight.data
+    weight.data = other
+    with torch.no_grad(), preserving_versions([weight]):
+        weight.add_(1.0)
+    require(version_of(weight) == before, "no change, also by new data")
+    require(torch.equal(other, torch.full((2,), 2.0)), "an update in place of the new data")
+    weight.data = data
+    product.backward()
+    require(torch.equal(weight.grad, torch.full((2,), 2.0)), "gradients for the old data")
+
+
 def storage_of(tensor: torch.Tensor) -> Hashable:
     """Key of the storage of a tensor of any shape, equal for tensors that share memory.
 
@@ -442,5 +464,8 @@ PROBES = (
     PrivateApiProbe("_C._functorch.peek_interpreter_stack", _probe_vmap),
     PrivateApiProbe("OpOverload._schema", _probe_schema),
     PrivateApiProbe("Tensor._version", _probe_version),
+    PrivateApiProbe(
+        "autograd.grad_mode._unsafe_preserve_version_counter", _probe_preserving_versions
+    ),
     PrivateApiProbe("multiprocessing.reductions.StorageWeakRef", _probe_storage),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from isotrain.adapters.common.pipeline.checks import local_weight_indices, requi
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.comm.base import all_reduce_mean_flat
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
+from isotrain.adapters.torch.pipeline.delayed_updates import DelayedStageWork, WeightVersions
 from isotrain.adapters.torch.pipeline.modules import split_model
 from isotrain.adapters.torch.pipeline.stage import PipelineContext, StageSeeds, TorchStageWork
 from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
@@ -24,9 +25,11 @@ from isotrain.plugin import (
     Action,
     BackendConfig,
     Batch,
+    DelayedUpdates,
     ExecutedAction,
     ModelProfile,
     PipelineSplit,
+    Slice,
     StateInfo,
     StateKind,
     TrainingSpec,
@@ -62,6 +65,10 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         """
         self._has_all_stages = True
         self._executed: list[ExecutedAction] = []
+        self._updates: DelayedUpdates | None = None
+        self._versions: WeightVersions | None = None
+        self._delayed_work: DelayedStageWork | None = None
+        self._delayed_rate = 0.0
         super().__init__(spec, backend_config, device, connect)
         trainer = self.trainer
         trainer.set_split(True)  # into micro-batches
@@ -94,21 +101,72 @@ class PipelineReplicaGroup(TorchReplicaGroup):
     ) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         self.trainer.zero_gradients()
-        micro_batches, process = batch.slices[0], self._topology.process
-        if self._has_all_stages:
-            for micro_batch in itertools.islice((each for each in micro_batches if each.count), 1):
-                self._check_equivalence(micro_batch.inputs)
-        self.reshard_weights()
+        micro_batches = batch.slices[0]
+        self._begin_passes(micro_batches)
         work = TorchStageWork(self._context, micro_batches, self._metrics.train)
-        self._executed = execute_stage(actions[process], process, work)
+        self._execute(actions, work)
         self._context.seeds.move_to(len(micro_batches))
         self.communicator.wait_all_sent()
         self._update_stage()
-        if self.statistics and self._topology.copies > 1:
-            computed = sorted({action.micro_batch for action in actions[process]})
-            weight = sum(micro_batches[index].weight for index in computed)
-            all_reduce_mean_flat(self.communicator, self.statistics, weight)
+        self._average_statistics(micro_batches, actions)
         return self.communicator.sum_over_all(work.share) / self.replicas
+
+    def _begin_passes(self, micro_batches: Sequence[Slice]) -> None:
+        """Drops other stages' weights; before, checks once that the stages are the model."""
+        if self._has_all_stages:
+            for micro_batch in itertools.islice((each for each in micro_batches if each.count), 1):
+                self._check_equivalence(micro_batch.inputs)
+        self._reshard()
+
+    def _execute(self, actions: Sequence[Sequence[Action]], work: TorchStageWork) -> None:
+        process = self._topology.process
+        self._executed = execute_stage(actions[process], process, work)
+
+    def _average_statistics(
+        self, micro_batches: Sequence[Slice], actions: Sequence[Sequence[Action]]
+    ) -> None:
+        """Averages moving statistics over the processes of this stage, by the samples that each had."""
+        if self.statistics and self._topology.copies > 1:
+            own = {action.micro_batch for action in actions[self._topology.process]}
+            weight = sum(micro_batches[index].weight for index in sorted(own) if index >= 0)
+            all_reduce_mean_flat(self.communicator, self.statistics, weight)
+
+    def start_delayed_updates(self, updates: DelayedUpdates) -> None:
+        local = {n: each for n, each in self.trainer.trainable.items() if self._is_local(each)}
+        self._updates = updates
+        self._versions = WeightVersions(local, updates.delay)
+        self._delayed_work = DelayedStageWork(
+            self._context, self._versions, list(local.values()), self._metrics.train
+        )
+
+    def delayed_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        assert self._updates is not None
+        assert self._delayed_work is not None
+        micro_batches, work = batch.slices[0], self._delayed_work
+        actions = self._updates.steady if work.has_passes_left else self._updates.fill
+        self._begin_passes(micro_batches)
+        work.begin_step(micro_batches)
+        self._execute(actions, work)
+        self._context.seeds.move_to(len(micro_batches))
+        work.end_step(self._delayed_update)
+        self._delayed_rate = learning_rate
+        self._average_statistics(micro_batches, actions)
+        loss = self.communicator.sum_over_all(work.share) / self.replicas
+        work.release_sent()
+        return loss
+
+    def drain_pipeline(self) -> None:
+        work = self._delayed_work
+        if self._updates is None or work is None or not work.has_passes_left:
+            return
+        work.begin_step(())
+        self._execute(self._updates.drain, work)
+        self.communicator.wait_all_sent()
+        work.end_step(self._delayed_update)
+
+    def _delayed_update(self) -> None:
+        self._set_learning_rate(self._delayed_rate)
+        self._update_stage()
 
     def _update_stage(self) -> None:
         """Averages this stage's gradients over replicas, clips by the norm of all stages, applies them."""
@@ -130,6 +188,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         return super().refuses_single_sample(batch) if self._has_all_stages else None
 
     def gather_stages(self) -> None:
+        self.drain_pipeline()
         if self._has_all_stages:
             return
         with torch.no_grad():
@@ -141,6 +200,10 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self._has_all_stages = True
 
     def reshard_weights(self) -> None:
+        self.drain_pipeline()
+        self._reshard()
+
+    def _reshard(self) -> None:
         if self._has_all_stages:
             self._has_all_stages = False
             self._snapshot_guard.release()
@@ -224,6 +287,32 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             not self._has_all_stages and weight is not None and not self._is_local(weight)
         )
         return is_elsewhere or super().is_remote(name)
+
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        self.drain_pipeline()
+        if self._versions is None:
+            super().write_state(state, replica=replica)
+            return
+        weights = {name: value for name, value in state.items() if name in self.trainer.trainable}
+        super().write_state(weights, replica=replica)
+        with torch.no_grad():
+            self._versions.equalize(list(weights))
+        others = {name: value for name, value in state.items() if name not in weights}
+        super().write_state(others, replica=replica)
+
+    def _execution_state(self) -> dict[str, torch.Tensor]:
+        versions = {} if self._versions is None else self._versions.state()
+        return super()._execution_state() | versions
+
+    def _write_execution_state(self, name: str, value: torch.Tensor) -> None:
+        if self._versions is not None and self._versions.owns(name):
+            self._versions.write(name, value)
+        else:
+            super()._write_execution_state(name, value)
+
+    def close(self) -> None:
+        self.drain_pipeline()
+        super().close()
 
     def _sections(self) -> dict[StateKind, Section]:
         """State by kind; between steps, of the weights only those of this stage."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -124,6 +124,7 @@ class TorchStageWork(StageWork):
         self._context = context
         self._micro_batches = micro_batches
         self._on_predictions = on_predictions
+        self._first = 0  # micro-batches of the steps before, whose passes may be left
         self._activations: dict[tuple[int, int], _Activations] = {}
         self.share: torch.Tensor = torch.zeros((), dtype=torch.float64)
         context.seeds.start_step()
@@ -149,14 +150,16 @@ class TorchStageWork(StageWork):
         if chunk is self._context.model.chunks[-1]:
             self._on_predictions(micro_batch, predictions)
         self.share = self.share + loss.detach().double()
-        self._activations[work.chunk, work.micro_batch] = _Activations(leaves, outputs, loss)
+        self._activations[work.chunk, self._first + work.micro_batch] = _Activations(
+            leaves, outputs, loss
+        )
         return [each.detach() for each in outputs]
 
     def _chunk(self, work: Pass) -> PipelineChunk:
         return self._context.model.chunks[work.chunk]
 
     def backward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
-        activations = self._activations.pop((work.chunk, work.micro_batch))
+        activations = self._activations.pop((work.chunk, self._first + work.micro_batch))
         differentiable = [each for each in activations.outputs if each.is_floating_point()]
         pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = [
             (root, gradient)
@@ -174,27 +177,33 @@ class TorchStageWork(StageWork):
         ]
 
     def send(self, transfer: Transfer, tensors: list[torch.Tensor]) -> None:
-        communicator, key = self._context.communicator, self._key(transfer, transfer.destination)
-        if transfer.direction == "forward" and key not in self._context.known_specs:
-            self._context.known_specs[key] = [
-                torch.empty_like(each, device="meta") for each in tensors
-            ]
-            for each in tensors:
-                communicator.send_spec(each, transfer.destination, transfer)
+        communicator, sent = self._context.communicator, self._counted(transfer)
+        if transfer.direction == "forward":
+            key = self._key(transfer, transfer.destination)
+            if key not in self._context.known_specs:
+                self._context.known_specs[key] = [
+                    torch.empty_like(each, device="meta") for each in tensors
+                ]
+                for each in tensors:
+                    communicator.send_spec(each, transfer.destination, sent)
         for each in tensors:
-            communicator.send(each, transfer.destination, transfer)
+            communicator.send(each, transfer.destination, sent)
 
     def receive(self, transfer: Transfer) -> list[torch.Tensor]:
         communicator = self._context.communicator
         received = [communicator.receive(each, transfer.source) for each in self._specs(transfer)]
         if transfer.direction == "backward":  # so the activations that were sent have arrived
-            communicator.wait_sent(transfer.activation_transfer)
+            communicator.wait_sent(self._counted(transfer).activation_transfer)
         return received
+
+    def _counted(self, transfer: Transfer) -> Transfer:
+        """The transfer with an index that counts on from step to step."""
+        return replace(transfer, micro_batch=self._first + transfer.micro_batch)
 
     def _specs(self, transfer: Transfer) -> list[torch.Tensor]:
         """Tensors with the shapes and dtypes of those that a transfer brings."""
         if transfer.direction == "backward":
-            activations = self._activations[transfer.chunk, transfer.micro_batch]
+            activations = self._activations[transfer.chunk, self._first + transfer.micro_batch]
             return [each for each in activations.outputs if each.is_floating_point()]
         key, specs = self._key(transfer, transfer.source), self._context.known_specs
         if key not in specs:

@@ -25,6 +25,7 @@ class Capability(StrEnum):
     UPDATE_SHARD = "update-shard"
     REDUCE_SCATTER_GRADIENTS = "reduce-scatter-gradients"
     PIPELINE_STEP = "pipeline-step"
+    DELAYED_UPDATES = "delayed-updates"
     UNSHARD_WEIGHTS = "unshard-weights"
     HYBRID_SHARDING = "hybrid-sharding"
     ORDERED_SUMS = "ordered-sums"
@@ -36,7 +37,10 @@ _NOT_REPLICATED = {
         (Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS),
         "only a strategy of parallel layout `sharded` shards the optimizer state",
     ),
-    Capability.PIPELINE_STEP: "only a strategy of parallel layout `pipeline` has stages",
+    **dict.fromkeys(
+        (Capability.PIPELINE_STEP, Capability.DELAYED_UPDATES),
+        "only a strategy of parallel layout `pipeline` has stages",
+    ),
     **dict.fromkeys(
         (Capability.UNSHARD_WEIGHTS, Capability.HYBRID_SHARDING), "each replica has all weights"
     ),

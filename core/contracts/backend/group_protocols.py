@@ -16,6 +16,7 @@ from isotrain.core.contracts.backend.replica import Computation, Tensor
 from isotrain.core.contracts.state import ExportForm
 from isotrain.core.data.batch import Batch
 from isotrain.core.pipeline.actions import Action
+from isotrain.core.pipeline.delayed_updates import DelayedUpdates
 from isotrain.core.pipeline.executor import ExecutedAction
 from isotrain.core.pipeline.profile import ModelProfile
 
@@ -70,6 +71,37 @@ class PipelineGroup(Protocol):
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
         """Times the layers of all pipeline stages on a micro-batch. Local; called before the first step."""
+
+
+@runtime_checkable
+class DelayedUpdatesGroup(Protocol):
+    """Pipeline group that leaves passes of a step for the next one (`delayed-updates`).
+
+    Between two such steps it holds the weights as they were before the update of the last global batch.
+    `PipelineGroup.gather_stages`, `ReplicaGroup.reshard_weights` and `write_state` drain the pipeline first;
+    `write_state` of a weight sets all of its versions. Versions before the last one are `execution` state.
+    """
+
+    def start_delayed_updates(self, updates: DelayedUpdates) -> None:
+        """Keeps as many versions of the weights as updates are delayed. Called once, before the first step.
+
+        Args:
+            updates: Actions of each process, and the delay.
+        """
+
+    def delayed_step(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Runs the forward passes of a global batch, and does the update of the one before. Collective.
+
+        Args:
+            batch: Slices, as in `PipelineGroup.pipeline_step`.
+            learning_rate: Learning rate for the update with this global batch.
+
+        Returns:
+            Mean loss of the global batch, a scalar tensor, equal on all processes.
+        """
+
+    def drain_pipeline(self) -> None:
+        """Runs the passes that are left, and does the update of the last global batch. Collective."""
 
 
 @runtime_checkable
@@ -373,6 +405,7 @@ GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     ShardedGroup: frozenset({Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS}),
     FullyShardedGroup: frozenset({Capability.UNSHARD_WEIGHTS}),
     PipelineGroup: frozenset({Capability.PIPELINE_STEP}),
+    DelayedUpdatesGroup: frozenset({Capability.DELAYED_UPDATES}),
     ExportingGroup: frozenset(),
     WeightsFileGroup: frozenset(),
     CompressingGroup: frozenset(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import subprocess
 import sys
@@ -372,17 +373,21 @@ def test_the_strategies_table_follows_the_declarations(tmp_path: Path) -> None:
     host = plugin_manager()
     names = [strategy["name"] for strategy in found]
     assert [name for name in names if "," not in name] == host.strategies.names()
-    first = names.index("sharded") + 1
-    sharded = {
+    variants = {
         "sharded,stage=3": {"stage": 3},
         "sharded,hybrid=true": {"hybrid": True},
+        "pipeline,schedule=2bw": {"schedule": "2bw"},
     }
-    assert names[first : first + len(sharded)] == list(sharded)
+    for before, name in itertools.pairwise(names):
+        assert ("," in name) == (name in variants)
+        assert name not in variants or before.partition(",")[0] == name.partition(",")[0]
     for strategy in found:
         assert list(strategy["backends"]) == host.backends.names()
         name, _, options = strategy["name"].partition(",")
         own: Any = (
-            host.strategy(name, sharded[strategy["name"]]) if options else host.strategies.get(name)
+            host.strategy(name, variants[strategy["name"]])
+            if options
+            else host.strategies.get(name)
         )
         assert strategy["requires"] == sorted(own.requires)
         parallel_layout = own.parallel_layout.name

@@ -6,12 +6,21 @@ import itertools
 import math
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from queue import Queue
 from typing import Any
 
 import pytest
 
-from isotrain.core.pipeline.actions import Action, Transfer, needed, stage_actions, time_line
+from isotrain.core.pipeline.actions import (
+    Action,
+    Transfer,
+    idle_share,
+    needed,
+    stage_actions,
+    time_line,
+)
+from isotrain.core.pipeline.delayed_updates import delayed_updates, step_orders
 from isotrain.core.pipeline.executor import StageWork, execute_stage
 from isotrain.core.pipeline.pipeline_plan import pipeline_plan
 from isotrain.core.pipeline.profile import LayerCost, ModelProfile
@@ -99,6 +108,60 @@ def test_schedules_do_not_deadlock(name: str) -> None:
             assert_complete(found, shape)
             for waiting in (True, False):
                 hand_over(stage_actions(found), shape, waiting)
+
+
+DELAYED = [
+    PipelineShape(len(processes), micro_batches, stage_processes=processes)
+    for stages in (1, 2, 3)
+    for processes in itertools.product((1, 2, 3), repeat=stages)
+    for micro_batches in (6, 12)
+    if sum(processes) <= 6
+] + [PipelineShape(4, 4), PipelineShape(4, 8)]
+
+
+@pytest.mark.parametrize("shape", DELAYED)
+def test_steps_without_a_flush_do_each_pass_once_and_do_not_deadlock(shape: PipelineShape) -> None:
+    """Three steps, then the rest: nobody waits for ever, and no more than two steps are in the pipeline."""
+    found = delayed_updates("2bw", shape)
+    steps = [found.fill, found.steady, found.steady, found.drain]
+    joined: list[list[Action]] = [[] for _ in found.fill]
+    for step, each in enumerate(steps):
+        for actions, own in zip(each, joined, strict=True):
+            assert all(action.micro_batch >= -shape.micro_batches for action in actions)
+            first = shape.micro_batches * step
+            own += [replace(a, micro_batch=a.micro_batch + first) for a in actions]
+    three = replace(shape, micro_batches=3 * shape.micro_batches)
+    passes = [[each for each in own if isinstance(each, Pass)] for own in joined]
+    assert {each for own in passes for each in own} == {
+        Pass(direction, stage, micro_batch)
+        for direction in ("forward", "backward")
+        for stage in range(shape.stages)
+        for micro_batch in range(three.micro_batches)
+    }
+    hand_over(joined, three, waiting=False)
+    orders = step_orders("2bw", shape)
+    for actions, order in zip(found.steady, orders, strict=True):
+        assert [each for each in actions if isinstance(each, Pass)] == order
+
+
+def test_stages_wait_less_without_a_flush() -> None:
+    """Two need not wait if all passes take equally long; more do, because all learn the loss of a step."""
+    for stages, micro_batches, share in ((2, 2, 0.0), (2, 8, 0.0), (3, 8, 1 / 17), (4, 8, 1 / 9)):
+        shape = PipelineShape(stages, micro_batches)
+        orders = step_orders("2bw", shape)
+        assert idle_share(time_line(orders), stages) == pytest.approx(share)
+        assert share <= pipeline_bubble(shape) / 2
+
+
+def test_a_plan_without_a_flush_counts_both_versions_and_what_the_step_before_left() -> None:
+    shape = PipelineShape(2, 4)
+    found = pipeline_plan(equal_layers(shape), "2bw", shape, 2, 2, bandwidth=1e9)
+    assert [stage.weight_versions for stage in found.stages] == [2, 2]
+    assert [stage.activation_bytes for stage in found.stages] == [20, 10]
+    assert found.bubble == pytest.approx(
+        1 / 13
+    )  # after the last forward pass, one waits for the other
+    assert [{*line} & {*"0123abcd"} for line in found.drawing] == [{*"0123abcd"}] * 2
 
 
 def test_a_deadlocking_order_is_detected() -> None:
@@ -218,11 +281,15 @@ def test_kept_activations() -> None:
         ("interleaved", PipelineShape(2, 3, 2), "a multiple"),
         ("interleaved", PipelineShape(2, 2, 1, (2, 1)), r"received \(2, 1\). Use schedule=1f1b"),
         ("1f1b", PipelineShape(2, 2, 1, (1, 3)), "stage 2 has 3 processes for 2 micro-batches"),
+        ("2bv", PipelineShape(2, 2), "Did you mean '2bw'"),
+        ("2bw", PipelineShape(2, 2, 2), "Use schedule=interleaved"),
+        ("2bw", PipelineShape(3, 1), "at least 2 micro-batches .* received 1"),
+        ("2bw", PipelineShape(2, 3, 1, (2, 1)), "a multiple of 2 micro-batches .* received 3"),
     ],
 )
 def test_impossible_schedules_are_refused(name: str, shape: PipelineShape, told: str) -> None:
     with pytest.raises(PlanError, match=told):
-        stage_orders(name, shape)
+        step_orders(name, shape)
 
 
 class Multiplied(StageWork):

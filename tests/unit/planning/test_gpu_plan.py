@@ -132,10 +132,10 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
     assert recompute == "recompute, where it leaves 2 GiB of activations or less"
 
 
-def staged(plan: Plan, stages: Sequence[int], activation_bytes: int) -> Plan:
+def staged(plan: Plan, stages: Sequence[int], activation_bytes: int, versions: int = 1) -> Plan:
     """The plan with stages of so many bytes of weights, each with two slots."""
     planned_stages = tuple(
-        PlannedStage(("layer",), 1, 1.0, 2.0, weights, 2 * weights, activation_bytes, 0)
+        PlannedStage(("layer",), 1, 1.0, 2.0, weights, versions, 2 * weights, activation_bytes, 0)
         for weights in stages
     )
     none = Proposal((), (), 0.0)
@@ -150,6 +150,17 @@ def test_what_recompute_must_save_in_a_pipeline_is_of_its_largest_stage() -> Non
     limit = RESERVED_BYTES + 4 * 10 * 10**9 + 64 * 2**30
     *_, recompute = fitting_alternatives(resolved, plan, stats, RESOURCES, limit)
     assert recompute == "recompute, where it leaves 64 GiB of activations or less"
+
+
+def test_stages_without_a_flush_need_two_versions_of_weights_and_gradients() -> None:
+    stages = (6 * 10**9, 10 * 10**9)
+    *_, plan = planned(
+        strategy={"name": "pipeline", "options": {"schedule": "2bw"}}, gradient_accumulation_steps=4
+    )
+    assert plan.state_bytes is not None
+    weights = replace(plan.state_bytes, weights=sum(stages) + stages[1])  # and the earlier version
+    plan = replace(staged(plan, stages, 2**30, 2), state_bytes=weights)
+    assert needed_bytes(plan) == RESERVED_BYTES + (4 + 2) * stages[1] + 2**30
 
 
 def test_all_weights_fit_besides_what_a_step_needs() -> None:
