@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,10 +43,16 @@ class PyDatasetReader:
     With `use_multiprocessing`, processes make them. Those of an epoch that is read to its end stay for the
     next one; an epoch that begins beside another has its own. They get the data set at the start of each
     epoch, as it is after `on_epoch_begin`, which only this process calls.
+
+    Attributes:
+        seed: Seed of the draws in these processes.
+        timeout: Seconds without an answer after which a process counts as lost; None for no limit.
     """
 
     def __init__(self, dataset: Any) -> None:
         """Keeps the data set; reads nothing."""
+        self.seed = 0
+        self.timeout: float | None = None
         self._dataset = dataset
         self._busy: list[list[ChildProcess]] = []  # of each epoch that is being read
         self._idle: list[ChildProcess] = []
@@ -96,9 +103,9 @@ class PyDatasetReader:
                     processes[index].channel.send({"position": position})
                 pending.append((index, position))
                 if len(pending) > ahead:
-                    yield received_object(_answer(processes, *pending.popleft()))
+                    yield received_object(self._answer(processes, *pending.popleft()))
             while pending:
-                yield received_object(_answer(processes, *pending.popleft()))
+                yield received_object(self._answer(processes, *pending.popleft()))
             is_complete = True
         finally:
             self._busy = [each for each in self._busy if each is not processes]
@@ -112,52 +119,61 @@ class PyDatasetReader:
         payload = Payload({"data": self._dataset}, None, _RECEIVERS, _ADVICE)
         with contextlib.closing(payload):
             header = {"payload": payload.descriptor, "start": payload.append_stream()}
+            header |= {"seed": self.seed, "reading": reading}
             for process in processes:
                 with contextlib.suppress(ChannelClosedError):
-                    process.channel.send(header | {"reading": reading})
+                    process.channel.send(header)
             for index in range(len(processes)):
-                _answer(processes, index)
+                self._answer(processes, index)
 
+    def _answer(
+        self, processes: list[ChildProcess], index: int, position: int | None = None
+    ) -> Message:
+        """Waits for what a process answers next.
 
-def _answer(processes: list[ChildProcess], index: int, position: int | None = None) -> Message:
-    """Waits for what a process answers next.
-
-    Raises:
-        DataError: It has raised an error, or has ended.
-    """
-    process = processes[index]
-    try:
-        message = process.channel.receive()
-    except ChannelClosedError as error:
-        task = "load the data set" if position is None else f"make batch {position}"
-        raise DataError(
-            f"data: process {index} of {len(processes)} (pid {process.pid}), which was to {task} of"
-            f" a PyDataset, {process.describe_end()}."
-        ) from error
-    assert message is not None
-    if (text := message.header.get("error")) is not None:
-        raise DataError(text)
-    return message
+        Raises:
+            DataError: It has raised an error, has ended, or takes too long.
+        """
+        process = processes[index]
+        task = "load a PyDataset" if position is None else f"make batch {position} of a PyDataset"
+        name = (
+            f"data: process {index} of {len(processes)} (pid {process.pid}), which was to {task},"
+        )
+        try:
+            message = process.channel.receive(self.timeout)
+        except ChannelClosedError as error:
+            raise DataError(f"{name} {process.describe_end()}.") from error
+        if message is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGUSR1)
+            raise DataError(
+                f"{name} has not answered for {self.timeout:g} s (0.81 of timeouts.progress); its stack is in"
+                " the log of the rank that reads the data set."
+            )
+        if (text := message.header.get("error")) is not None:
+            raise DataError(text)
+        return message
 
 
 def serve(channel: Channel) -> None:
     """Makes the batches that are requested, until the channel is closed.
 
-    The global random generators are seeded for each batch, so that their number does not depend on which
+    The global random generators are seeded for each batch, so that their numbers do not depend on which
     process makes it.
     """
     dataset: Any = None
-    reading = 0
+    seed = reading = 0
     with contextlib.suppress(ChannelClosedError):
         while (message := channel.receive()) is not None:
             header = message.header
             try:
                 if "payload" in header:
-                    reading, dataset = header["reading"], _loaded(header)
+                    seed, reading = header["seed"], header["reading"]
+                    dataset = _loaded(header)
                     channel.send({})
                     continue
                 position = header["position"]
-                with seeded(SampleSeeds(0, reading, np.array([position]))):
+                with seeded(SampleSeeds(seed, reading, np.array([position]))):
                     batch = dataset[position]
                 send_object(channel, {}, batch)
                 del batch

@@ -179,6 +179,11 @@ class BatchStream:
         if isinstance(self._read, PyDatasetReader):
             self._read.close()
 
+    def set_up_processes(self, seed: int, timeout: float) -> None:
+        """Sets the seed and the time-out in seconds of processes that make its batches, if there are any."""
+        if isinstance(self._read, PyDatasetReader):
+            self._read.seed, self._read.timeout = seed, timeout
+
     def changed(self, change: Change) -> BatchStream:
         """A stream of the same batches with `change` applied to each, after the present changes."""
         before = self._change

@@ -58,7 +58,7 @@ def load_data(spec: TrainingSpec) -> DataSet:
     """
     if spec.data is None:
         return DataSet(None)
-    data = load_dataset(spec.data, spec.data_args)
+    data = changed(load_dataset(spec.data, spec.data_args), functools.partial(_set_up, spec=spec))
     if (collate := collate_of(spec)) is not None:
         data = changed(data, lambda source: with_collate(source, collate))
     needing = [name for name in NEED_TRAINING_DATA if getattr(spec, name) is not None]
@@ -67,6 +67,14 @@ def load_data(spec: TrainingSpec) -> DataSet:
             f"data: it has no training part, which {', '.join(needing)} of the spec needs."
         )
     return _split_and_weighted(data, spec)
+
+
+def _set_up(source: AnySource, spec: TrainingSpec) -> AnySource:
+    """The source, after what makes its batches has the seed and the time-out of the spec."""
+    if isinstance(source, BatchStream):
+        # sooner than the processes that wait for a reader of the host, which knows what hangs
+        source.set_up_processes(spec.seed, 0.81 * spec.timeouts.progress)
+    return source
 
 
 def collate_of(spec: TrainingSpec) -> Collate | None:
@@ -347,7 +355,7 @@ class DataLoaders:
 
     def source(self, value: Any) -> AnySource:
         """The source of data to evaluate or predict, with the spec's `collate` unless it has one."""
-        source = as_source(value)
+        source = _set_up(as_source(value), self._spec)
         if self._collate is None or collates(source):
             return source
         return with_collate(source, self._collate)

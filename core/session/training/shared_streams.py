@@ -17,7 +17,7 @@ from isotrain.core.session.training.dataloaders import load_data
 from isotrain.core.spec.field_combinations import NEED_TRAINING_DATA
 from isotrain.core.spec.training_spec import TrainingSpec
 
-_FIELDS = {"data", "data_args", *NEED_TRAINING_DATA}
+_FIELDS = {"data", "data_args", "seed", "timeouts", *NEED_TRAINING_DATA}
 """Fields of the spec that loading data needs; the reader gets no others, which may not be picklable."""
 
 

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -57,11 +58,11 @@ class Processes(PyDataset):
 
     use_multiprocessing, max_queue_size = True, 4
 
-    def __init__(self, workers: int = 3, fault: str = "") -> None:
+    def __init__(self, workers: int = 3, fault: str = "", file: str = "") -> None:
         super().__init__()
         self.random = np.random.default_rng()
         self.workers = workers
-        self.fault = fault
+        self.fault, self.file = fault, file
 
     def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         if position == 3 and self.fault:
@@ -73,6 +74,12 @@ class Processes(PyDataset):
 
     def killed(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def waits(self) -> None:
+        """Goes on when its stack is requested, after which there is a file."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        signal.sigwait({signal.SIGUSR1})
+        Path(self.file).touch()
 
 
 class Pids(Processes):

@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from unit.data.stream_samples import given_by, loader
 
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import as_source, stream
-from isotrain.core.data.streaming.streams import reader
+from isotrain.core.data.streaming.py_dataset import PyDatasetReader
+from isotrain.core.data.streaming.streams import BatchStream, reader
 from isotrain.core.errors import DataError, IsotrainError
 
 open_loaders: list[Loader] = []
@@ -85,6 +87,17 @@ def test_draws_do_not_depend_on_the_number_of_processes() -> None:
     assert len(set(numbers)) == len(numbers) == 2 * 20 * 2
 
 
+def test_draws_depend_on_the_seed() -> None:
+    def drawn(seed: int) -> Any:
+        source = as_source(Pids(2))
+        assert isinstance(source, BatchStream)
+        source.set_up_processes(seed, 300.0)
+        return epochs_of(made(source, epochs=2), "inputs")
+
+    assert drawn(1) == drawn(1)
+    assert not set(np.ravel(drawn(1))) & set(np.ravel(drawn(2)))
+
+
 def test_a_large_array_is_sent_anew() -> None:
     zeros, ones = epochs_of(made(Large(), epochs=2), "inputs")
     assert (set(zeros), set(ones)) == ({0.0}, {1.0})
@@ -128,6 +141,22 @@ def test_epochs_that_are_read_beside_each_other() -> None:
 def test_a_process_that_fails_is_told(fault: str, text: str) -> None:
     with pytest.raises(DataError, match=text):
         list(made(Processes(fault=fault)))
+
+
+def test_a_process_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # it ends after it was asked for its stack: it is not killed before
+    monkeypatch.setattr("isotrain.core.data.processes.child_process._END_SECONDS", 60.0)
+    file = tmp_path / "asked"
+    read = reader(Processes(fault="waits", file=str(file)))
+    assert isinstance(read, PyDatasetReader)
+    batches = read()
+    for _ in range(3):
+        next(batches)
+    read.timeout = 0.0
+    name = r"process 0 of 3 \(pid \d+\), which was to make batch 3 of a PyDataset, has not answered for 0 s"
+    with pytest.raises(DataError, match=name):
+        next(batches)
+    assert file.exists()
 
 
 def test_a_data_set_that_cannot_be_sent_is_refused() -> None:
