@@ -143,6 +143,7 @@ def _resolve(
     notes += _average_notes(spec, strategy, count)
     notes += _per_replica_notes(spec, strategy, adapter)
     notes += _reproducible_notes(spec)
+    notes += _idle_replica_notes(spec, count)
     notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
     for each in spec.update_specs.values():
         notes += adapter.check(each, options, replicas=count)
@@ -506,6 +507,18 @@ def _reproducible_notes(spec: TrainingSpec) -> list[str]:
         f"reproducible: each global batch is computed in {counted(spec.parts, 'part')}, and everything is"
         " summed over these in one order: results are equal to the bit for any number of replicas up to"
         " that, with the same framework, kernels and threads"
+    ]
+
+
+def _idle_replica_notes(spec: TrainingSpec, replicas: int) -> list[str]:
+    """Note on replicas that no global batch of the data has samples for."""
+    size = spec.resolve_global_batch_size(replicas)
+    idle = _local_batch_sizes(size, replicas, spec.dealt_parts).count(0)
+    if spec.data is None or not idle:
+        return []
+    return [
+        f"global_batch_size: {counted(size, 'sample')} for {counted(replicas, 'replica')}: {idle} of these"
+        " get none and contribute nothing. Raise global_batch_size, or use fewer replicas"
     ]
 
 

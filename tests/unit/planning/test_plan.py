@@ -244,6 +244,14 @@ def test_a_plan_says_that_the_model_is_compiled(host: PluginManager) -> None:
     assert "compile: a compiler compiles" in plan(host, "compiling", compile=True).notes[0]
 
 
+def test_a_plan_says_that_replicas_get_no_samples(host: PluginManager) -> None:
+    assert plan(host, replicas=4, global_batch_size=4).notes == ()
+    (note,) = plan(host, replicas=6, global_batch_size=4).notes
+    assert note.startswith("global_batch_size: 4 samples for 6 replicas: 2 of these get none")
+    own_batches = {"data": None, "epochs": None, "steps": 5, "global_batch_size": 4}
+    assert plan(host, replicas=6, **own_batches).notes == ()
+
+
 @pytest.mark.parametrize(
     "fields", [{"layer_decay": 0.5}, {"groups": [{"weights": "*", "lr_factor": 0.5}]}]
 )
