@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from unit.data import worker_programs
-from unit.data.worker_programs import shared_mappings
+from unit.data.worker_programs import named_mappings, shared_mappings
 
 from isotrain.core.data.processes.channel import Channel, ChannelClosedError, Message
 from isotrain.core.data.processes.child_process import ChildProcess, close_all
@@ -109,13 +109,13 @@ def test_arrays_stay_valid_after_the_sender_is_gone(start: Start) -> None:
 
 
 def test_the_memory_has_no_name_and_goes_with_the_last_process(start: Start) -> None:
-    names = set(os.listdir("/dev/shm"))
-    mapped = shared_mappings()
+    named, mapped = named_mappings(), shared_mappings()
     child = start("echo")
     child.channel.send({}, [np.zeros(50_000)])
     message = receive(child.channel)
     assert shared_mappings() > mapped
-    assert set(os.listdir("/dev/shm")) == names
+    assert named_mappings() == named
+    assert named_mappings(child.pid) <= named  # those of a fork are mapped there too
     os.kill(child.pid, signal.SIGKILL)
     child.close()
     assert (message.arrays[0] == 0).all()

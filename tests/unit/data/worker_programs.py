@@ -41,6 +41,12 @@ def shared_mappings(pid: int | str = "self") -> int:
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:isotrain-samples")
 
 
+def named_mappings(pid: int | str = "self") -> set[str]:
+    """The files in /dev/shm that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line[line.index("/dev/shm/") :] for line in lines if "/dev/shm/" in line}
+
+
 def grandparent(channel: Channel) -> None:
     """Starts a busy process, tells its process id, and waits."""
     from isotrain.core.data.processes.child_process import ChildProcess
