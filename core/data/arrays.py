@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +23,20 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 InputsAndTargets = tuple[Any, Any]
 """(inputs, targets): each an array, or a tuple or dict of them; targets may be None."""
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""Function that makes an array, not initialised, of a shape and dtype."""
+ALLOCATE: ContextVar[Allocate] = ContextVar("allocate", default=np.empty)
+"""Function that makes the arrays of which batches are collated."""
+
+
+@contextlib.contextmanager
+def allocating(allocate: Allocate) -> Iterator[None]:
+    """Context in which a function makes the arrays of which batches are collated."""
+    token = ALLOCATE.set(allocate)
+    try:
+        yield
+    finally:
+        ALLOCATE.reset(token)
 
 
 def as_array(value: Any, name: str = "data") -> Array:

@@ -9,7 +9,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from isotrain.core.data.arrays import Array, InputsAndTargets, as_array, as_inputs_and_targets
+from isotrain.core.data.arrays import (
+    ALLOCATE,
+    Array,
+    InputsAndTargets,
+    as_array,
+    as_inputs_and_targets,
+)
 from isotrain.core.data.pytree import Weighted, same_kind
 from isotrain.core.errors import DataError, unknown_name
 
@@ -58,7 +64,8 @@ class Padding:
         _require_one_shape([(length, *array.shape[1:]) for array in arrays], indices, name, part)
         dtype = np.result_type(*{array.dtype for array in arrays})
         shape = len(arrays), length, *arrays[0].shape[1:]
-        padded = np.full(shape, self.values[part], dtype)
+        padded = ALLOCATE.get()(shape, dtype)
+        np.copyto(padded, self.values[part], casting="unsafe")
         for row, array in zip(padded, arrays, strict=True):
             row[: len(array)] = array
         return padded
@@ -282,7 +289,8 @@ def stack(values: list[Array], indices: Sequence[int], name: str, part: str) -> 
         DataError: Shapes differ.
     """
     _require_one_shape([value.shape for value in values], indices, name, part)
-    return np.stack(values)
+    dtype = np.result_type(*{value.dtype for value in values})
+    return np.stack(values, out=ALLOCATE.get()((len(values), *values[0].shape), dtype))
 
 
 def _require_one_shape(

@@ -8,6 +8,7 @@ however that ends. The end of the socket's stream tells each process that the ot
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import pickle
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from isotrain.core.data.arrays import Allocate
 from isotrain.core.errors import DataError
 from isotrain.core.system.process import poll_readable
 
@@ -48,16 +50,70 @@ class Message(NamedTuple):
 
 
 class _Block:
-    """Shared memory of this process, which the sender of its descriptor writes."""
+    """Shared memory of this process, which the sender of its descriptor writes.
+
+    Attributes:
+        size: Number of its bytes.
+        unsent: Its descriptor, if it is still to be sent.
+        users: How many refer to arrays in it: this process and the receiver.
+    """
 
     def __init__(self, descriptor: int, size: int) -> None:
         """Maps `size` bytes; the descriptor may be closed afterwards."""
         self.size = size
+        self.unsent: int | None = None
+        self.users = 0
         self._pages = mmap.mmap(descriptor, size)
 
     def bytes(self) -> np.ndarray:
         """A new array of all bytes, uint8 [size]; NumPy keeps it as the `base` of all views of it."""
         return np.frombuffer(self._pages, np.uint8)
+
+    def close_unsent(self) -> None:
+        """Closes the descriptor, if it is open."""
+        if self.unsent is not None:
+            os.close(self.unsent)
+            self.unsent = None
+
+
+class _Draft:
+    """A block in which the arrays of the next message are made, so that they need not be copied to it."""
+
+    def __init__(self, number: int, memory: np.ndarray) -> None:
+        """Takes the number of a block, and its bytes (uint8)."""
+        self.number = number
+        self._memory = memory
+        self._used = 0
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """A new array, not initialised; in memory of its own if the block has not enough left."""
+        start = self._used + -self._used % _ALIGNMENT
+        end = start + math.prod(shape) * dtype.itemsize
+        if end > len(self._memory):
+            return np.empty(shape, dtype)
+        self._used = end
+        return np.ndarray(shape, dtype, self._memory, start)
+
+    def layout(self, arrays: Sequence[np.ndarray]) -> list[int] | None:
+        """The first byte of each array, copied here unless it is here; None if they do not fit."""
+        starts = []
+        for array in arrays:
+            if (start := self._start(array)) is None:
+                copy = self.array(array.shape, array.dtype)
+                np.copyto(copy, array)
+                start = self._start(copy)
+            if start is None:
+                return None
+            starts.append(start)
+        return starts
+
+    def _start(self, array: np.ndarray) -> int | None:
+        """The first byte of an array; None if it is in other memory, or has gaps."""
+        start: int = (
+            array.__array_interface__["data"][0] - self._memory.__array_interface__["data"][0]
+        )
+        is_here = 0 <= start <= len(self._memory) - array.nbytes and array.flags.c_contiguous
+        return start if is_here else None
 
 
 class Channel:
@@ -73,9 +129,12 @@ class Channel:
         self._unread = bytearray()
         self._descriptors: deque[int] = deque()
         self._written: dict[int, _Block] = {}
-        self._free: list[
-            int
-        ] = []  # numbers of written blocks to which the receiver has no reference
+        self._free: list[int] = []  # numbers of written blocks without users
+        self._dropped: deque[int] = (
+            deque()
+        )  # numbers of those to which this process has no reference now
+        self._draft: _Draft | None = None
+        self._largest = 0  # bytes of arrays in a message so far
         self._read: dict[int, _Block] = {}
         self._released: deque[int] = deque()
 
@@ -97,25 +156,52 @@ class Channel:
             DataError: There is no memory for the arrays.
         """
         arrays = [np.asarray(array) for array in arrays]
-        starts, size = _layout(arrays)
         released = [self._released.popleft() for _ in range(len(self._released))]
-        shapes = [[a.dtype.str, a.shape, start] for a, start in zip(arrays, starts, strict=True)]
-        envelope: dict[str, Any] = {"header": header, "arrays": shapes, "released": released}
-        descriptor, inline = None, np.empty(0, np.uint8)
+        envelope: dict[str, Any] = {"header": header, "released": released}
+        draft, self._draft = self._draft, None
+        block, inline = None, b""
+        starts, size = _layout(arrays)
+        self._largest = max(self._largest, size)
         if size <= _INLINE_BYTES:
-            memory = inline = np.empty(size, np.uint8)
+            memory = np.empty(size, np.uint8)
+            _copy(arrays, memory, starts)
+            inline = memory.tobytes()
+        elif draft is not None and (drafted := draft.layout(arrays)) is not None:
+            number, starts = draft.number, drafted
+            block = self._written[number]
         else:
-            number, descriptor = self._block_for(size)
-            envelope |= {"block": number, "size": self._written[number].size}
-            memory = self._written[number].bytes()
-        for array, target in zip(arrays, _views(memory, shapes), strict=True):
-            np.copyto(target, array)
+            number = self._block_for(size)
+            block = self._written[number]
+            _copy(arrays, block.bytes(), starts)
+        if block is not None:
+            block.users += 1
+            envelope |= {"block": number, "size": block.size}
+        envelope["arrays"] = [
+            [array.dtype.str, array.shape, start]
+            for array, start in zip(arrays, starts, strict=True)
+        ]
         text = json.dumps(envelope).encode()
         try:
-            self._send(_LENGTHS.pack(len(text), len(inline)) + text + inline.tobytes(), descriptor)
+            data = _LENGTHS.pack(len(text), len(inline)) + text + inline
+            self._send(data, None if block is None else block.unsent)
         finally:
-            if descriptor is not None:
-                os.close(descriptor)
+            if block is not None:
+                block.close_unsent()
+
+    def draft(self) -> Allocate:
+        """Function that makes arrays in shared memory, which the next `send` then need not copy.
+
+        What of this memory is still referred to when it is sent is not written again before that ends.
+        """
+        if self._largest <= _INLINE_BYTES:
+            return np.empty
+        number = self._block_for(self._largest)
+        block = self._written[number]
+        memory = block.bytes()
+        block.users = 1
+        weakref.finalize(memory, self._dropped.append, number).atexit = False
+        self._draft = _Draft(number, memory)
+        return self._draft.array
 
     def receive(self, seconds: float | None = None) -> Message | None:
         """Waits for the next message for so many seconds (None: no limit); None if there is none by then.
@@ -129,7 +215,8 @@ class Channel:
             self._read_socket()
         text, inline = frame
         envelope = json.loads(text)
-        self._free += envelope["released"]
+        for number in envelope["released"]:
+            self._drop(number)
         if (number := envelope.get("block")) is None:
             return Message(envelope["header"], _views(np.array(inline), envelope["arrays"]))
         block = self._read.get(number)
@@ -146,24 +233,37 @@ class Channel:
         self._socket.close()
         for descriptor in self._descriptors:
             os.close(descriptor)
+        for block in self._written.values():
+            block.close_unsent()
         for blocks in (self._descriptors, self._written, self._read):
             blocks.clear()
 
-    def _block_for(self, size: int) -> tuple[int, int | None]:
-        """The number of a free block of at least `size` bytes, and its descriptor if it is new."""
+    def _drop(self, number: int) -> None:
+        """Takes away a user of a written block; without any, it is written again."""
+        block = self._written[number]
+        block.users -= 1
+        if not block.users:
+            self._free.append(number)
+
+    def _block_for(self, size: int) -> int:
+        """The number of a free block of at least `size` bytes."""
+        while self._dropped:
+            self._drop(self._dropped.popleft())
         fitting = [number for number in self._free if self._written[number].size >= size]
         if fitting:
             self._free.remove(fitting[0])
-            return fitting[0], None
+            return fitting[0]
         number = self._free.pop() if self._free else len(self._written)
         size += -size % mmap.PAGESIZE
         if number in self._written:  # replaced by a larger one
+            self._written[number].close_unsent()
             size = max(size, self._written[number].size * 5 // 4)
             size += -size % mmap.PAGESIZE
         descriptor = os.memfd_create("isotrain-samples", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, size)
             self._written[number] = _Block(descriptor, size)
+            self._written[number].unsent = descriptor
         except OSError as error:
             os.close(descriptor)
             self._free += [number] if number in self._written else []
@@ -171,7 +271,7 @@ class Channel:
                 f"data: no memory for {size / 2**20:.1f} MiB of samples ({error.strerror}): lower"
                 " loader.workers or loader.prefetch, or the batch size."
             ) from error
-        return number, descriptor
+        return number
 
     def _send(self, data: bytes, descriptor: int | None) -> None:
         try:
@@ -215,6 +315,12 @@ def _layout(arrays: Sequence[np.ndarray]) -> tuple[list[int], int]:
         starts.append(size)
         size += array.nbytes
     return starts, size
+
+
+def _copy(arrays: Sequence[np.ndarray], memory: np.ndarray, starts: Sequence[int]) -> None:
+    """Copies arrays to memory, uint8 [size], each to its first byte."""
+    for array, start in zip(arrays, starts, strict=True):
+        np.copyto(np.ndarray(array.shape, array.dtype, memory, start), array)
 
 
 def _views(memory: np.ndarray, shapes: Sequence[Any]) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.data.arrays import allocating
 from isotrain.core.data.fetch import BatchPositions, Fetcher
 from isotrain.core.data.processes.channel import Channel, ChannelClosedError, Message
 from isotrain.core.data.pytree import encode_tree
@@ -91,7 +92,8 @@ def _answer(channel: Channel, fetcher: Fetcher, message: Message, *, checks_seed
     fetcher.transform.checks_transform = header["checks_transform"]
     positions = BatchPositions(header["epoch"], header["step"], *message.arrays)
     try:
-        tree = encode_tree(fetcher.fetch(positions), arrays)
+        with allocating(channel.draft()):
+            tree = encode_tree(fetcher.fetch(positions), arrays)
         warning = fetcher.unseeded_draws(positions) if checks_seeds else None
         channel.send({"tree": tree, "warning": warning}, arrays)
     except ChannelClosedError:

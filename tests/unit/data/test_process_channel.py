@@ -97,6 +97,78 @@ def test_memory_is_used_again_when_nothing_refers_to_it(start: Start) -> None:
     assert (kept == 1).all()
 
 
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    """Both ends of a channel, after a message of 400,000 bytes from the first to the second."""
+    here, there = Channel.pair()
+    here.send({}, [np.zeros(50_000)])
+    receive(there)
+    yield here, there
+    here.close()
+    there.close()
+
+
+FLOAT = np.dtype(float)
+
+
+def test_arrays_made_in_a_draft_are_sent_without_a_copy(pair: tuple[Channel, Channel]) -> None:
+    here, there = pair
+    allocate = here.draft()
+    made, larger, gaps = allocate((40_000,), FLOAT), allocate((50_000,), FLOAT), np.arange(8)[::2]
+    made[:] = 1.0
+    here.send({}, [gaps, made, np.empty((0, 3))])
+    received = receive(there).arrays
+    assert received[0].tolist() == [0, 2, 4, 6]
+    assert received[2].shape == (0, 3)
+    made[:], larger[:] = 3.0, 4.0
+    assert (received[1] == 3.0).all()
+    here.send({}, [larger, np.ones(2)])  # it has memory of its own, and no draft
+    assert [float(array[1]) for array in receive(there).arrays] == [4.0, 1.0]
+
+
+def test_more_than_fits_a_draft_is_copied_to_another_block(pair: tuple[Channel, Channel]) -> None:
+    here, there = pair
+    made = here.draft()((40_000,), FLOAT)
+    made[:] = 1.0
+    here.send({}, [made, np.full(20_000, 2.0)])
+    first, second = receive(there).arrays
+    made[:] = 3.0
+    assert (first == 1.0).all()
+    assert (second == 2.0).all()
+
+
+def test_a_draft_that_is_still_referred_to_is_not_written_again(
+    pair: tuple[Channel, Channel],
+) -> None:
+    here, there = pair
+
+    def send(array: np.ndarray) -> None:
+        here.send({}, [array])
+        assert (receive(there).arrays[0] == array).all()
+        there.send({})  # says that the memory is free again
+        receive(here)
+
+    kept = here.draft()((50_000,), FLOAT)
+    kept[:] = 1.0
+    send(kept)
+    unsent = here.draft()((50_000,), FLOAT)
+    unsent[:] = 2.0
+    here.draft()  # as after an error
+    for value in range(3, 9):
+        send(np.full(50_000, value))
+    assert (kept == 1.0).all()
+    assert (unsent == 2.0).all()
+    del kept, unsent
+    send(np.zeros(50_000))
+    mapped = shared_mappings()
+    for value in range(9):
+        made = here.draft()((50_000,), FLOAT)
+        made[:] = value
+        send(made)
+        del made
+    assert shared_mappings() == mapped
+
+
 def test_arrays_stay_valid_after_the_sender_is_gone(start: Start) -> None:
     child = start("echo")
     child.channel.send({}, [np.full(50_000, 3.0)])

@@ -13,7 +13,7 @@ import pytest
 from helpers.waiting import wait_until
 from unit.data import worker_data
 from unit.data.loaded_batches import facts, loader, samples
-from unit.data.worker_data import LENGTH, Columns, Drawing, Faulty, Initialized, Large, Pids
+from unit.data.worker_data import LENGTH, Columns, Drawing, Faulty, Initialized, Large, Pids, Wide
 
 from isotrain.core.data import sources
 from isotrain.core.data.loader import Loader
@@ -121,6 +121,25 @@ def test_what_makes_batches_otherwise_has_workers_too(kind: str) -> None:
     if kind != "collated":
         alone = rows(worked(data, 1, **options))
         assert rows(worked(data, 0, replicas=3, **options)) == alone
+
+
+class Keeping:
+    """A transform that keeps all batches, and requires that they stay as they are."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def __call__(self, inputs: Any, targets: Any, random: Any) -> Any:
+        self.kept.append((inputs, inputs.copy()))
+        for batch, copy in self.kept:
+            np.testing.assert_array_equal(batch, copy)
+        return inputs, targets
+
+
+def test_batches_that_a_transform_keeps_do_not_change() -> None:
+    """A worker makes them in the memory that it sends, and uses that again."""
+    expected = rows(worked(Wide(), 0, epochs=2))
+    assert rows(worked(Wide(), 1, epochs=2, transform=Keeping())) == expected
 
 
 def test_every_epoch_and_seed_draws_anew() -> None:

@@ -51,6 +51,13 @@ class Pids(Drawing):
         return np.array([os.getpid()]), index
 
 
+class Wide(Drawing):
+    """Samples of 16 KiB."""
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full(2000, float(index)), index
+
+
 class Columns:
     """A data set whose samples come by a list of indices, as a dict of columns."""
 
