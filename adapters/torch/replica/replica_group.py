@@ -18,6 +18,7 @@ from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.common.objective import MAX_LOSSES
 from isotrain.adapters.torch.base import gpu, pass_costs, private_api
+from isotrain.adapters.torch.base.freed_memory import keep_freed_memory
 from isotrain.adapters.torch.base.profiler import start_profile
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
@@ -99,6 +100,8 @@ class TorchReplicaGroup(ReplicaGroup):
         self._parts = spec.parts
         self._device = device
         self._is_cpu = device.type == "cpu"
+        if self._is_cpu:
+            keep_freed_memory()
         self.trainer = trainer or self._build(spec, device)
         self.trainer.begin_step()
         if spec.reproducible:
