@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.events import EpochEnded, Scalars, Steps
+from isotrain.core.contracts.events import EpochEnded, MembersChanged, Scalars, Steps
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_records import read_json, record, value
 from isotrain.core.launching.run_directory.run_directory import (
@@ -41,12 +41,15 @@ class History:
         epochs: One record per epoch: `epoch`, `step`, `loss` (the mean over its samples), the training
             metrics by name, and those of the evaluation as `validation_<name>`.
         scalars: Scalars that `session.log` has recorded, by name and step: `scalars["kl"][7]`.
+        members: One record per change of the processes of an elastic run: `done` steps, `lost` (what
+            happened, by rank at the start), `joined` and `members` (ranks at the start).
     """
 
     loss: list[float] = field(default_factory=list)
     learning_rate: list[float] = field(default_factory=list)
     epochs: list[dict[str, float]] = field(default_factory=list)
     scalars: dict[str, dict[int, float]] = field(default_factory=dict)
+    members: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,15 @@ def read_history(run_directory: Path) -> History:
             mean_loss = {} if loss is None else {"loss": loss}
             history.epochs.append(
                 {"epoch": event.epoch, "step": event.done, **mean_loss, **metrics}
+            )
+        elif isinstance(event, MembersChanged):
+            history.members.append(
+                {
+                    "done": value(int, event.done, f"{epochs}: done"),
+                    "lost": value(dict[str, str], event.lost, f"{epochs}: lost"),
+                    "joined": value(list[int], list(event.joined), f"{epochs}: joined"),
+                    "members": value(list[int], event.members, f"{epochs}: members"),
+                }
             )
     return history
 

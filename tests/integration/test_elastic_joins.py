@@ -74,6 +74,8 @@ def test_a_lost_process_is_replaced(whole: isotrain.RunResult, tmp_path: Path) -
     require_whole_history(events)
     assert changes_told(events) == [({"1"}, [], [0, 2, 3]), (set(), [4], [0, 2, 3, 4])]
     assert changes_of(events)[1]["done"] == 7
+    _, joined = result.history.members
+    assert joined == {"done": 7, "lost": {}, "joined": [4], "members": [0, 2, 3, 4]}
     assert (tmp_path / "run" / "rank-4.log").exists()
 
 
@@ -232,6 +234,19 @@ def test_the_command_joins_and_says_so(tmp_path: Path) -> None:
     ended = command("join", str(folder), folder=tmp_path)
     assert ended.returncode
     assert "the run has ended. `isotrain resume` goes on with it" in ended.stderr
+
+
+def test_nothing_joins_a_run_that_is_not_elastic(tmp_path: Path) -> None:
+    folder, told = tmp_path / "run", []
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        if event["event"] == "epoch" and not told:
+            told.append(command("join", str(folder), folder=tmp_path))
+
+    fields = spec(elastic=None)
+    isotrain.run(fields, backend="reference", replicas=2, output=folder, on_event=on_event)
+    assert told[0].returncode
+    assert "the run is not elastic, so that no replica can join it" in told[0].stderr
 
 
 @pytest.mark.slow
