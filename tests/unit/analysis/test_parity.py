@@ -73,6 +73,20 @@ def test_fingerprints_travel_as_json() -> None:
         assert tensor_sketch.from_list(json.loads(json.dumps(taken.to_list()))) == taken
 
 
+@pytest.mark.parametrize(
+    "axes", [(1, 0), (3, 2, 0, 1), (2, 0, 1)], ids=["matrix", "convolution", "recurrent"]
+)
+@pytest.mark.parametrize("size", [0, 1, 3, 19, 1500])
+def test_a_fingerprint_of_turned_axes_is_that_of_a_copy(axes: tuple[int, ...], size: int) -> None:
+    """Kernels of Keras are turned; they are copied in strips, also where these do not fill them."""
+    shape = [2, *[3] * (len(axes) - 2), 11]
+    shape[axes[0]] = size
+    turned = np.random.default_rng(0).normal(size=shape).astype("float32").transpose(axes)
+    assert fingerprint(turned) == fingerprint(np.array(turned, order="C"))
+    wide = np.random.default_rng(0).normal(size=(size, 11)).T
+    assert fingerprint(wide) == fingerprint(np.array(wide, order="C"))
+
+
 def test_numbers_that_are_not_finite() -> None:
     one, lost = fingerprint(np.ones(100)), fingerprint(np.full(100, math.nan))
     assert difference(one, lost) == math.inf
