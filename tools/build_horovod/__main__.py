@@ -204,7 +204,7 @@ def _variables(flags: Mapping[str, str], work: Path) -> dict[str, str]:
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if cuda_home := variables.get("HOROVOD_CUDA_HOME"):
         variables.setdefault("CUDA_HOME", cuda_home)  # by which torch finds CUDA's libraries
-    variables |= _nccl_variables(variables, work / "nccl")
+    variables |= nccl_variables(variables, work / "nccl")
     include = headers.find_or_fetch(work / "headers")
     if include:
         old = variables.get("CPLUS_INCLUDE_PATH")
@@ -213,7 +213,7 @@ def _variables(flags: Mapping[str, str], work: Path) -> dict[str, str]:
     return variables
 
 
-def _nccl_variables(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+def nccl_variables(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Variables for the NCCL of NVIDIA's wheel, whose library lacks the name that a linker looks for.
 
     Empty without that wheel, for an NCCL that the user names, and for builds without NCCL.
@@ -221,7 +221,8 @@ def _nccl_variables(variables: Mapping[str, str], folder: Path) -> dict[str, str
     wheel = Path(sysconfig.get_path("platlib"), "nvidia", "nccl")
     library = next(wheel.glob("lib/libnccl.so.*"), None)
     is_named = any(name.startswith("HOROVOD_NCCL_") for name in variables)
-    if variables.get("HOROVOD_GPU_OPERATIONS") != "NCCL" or is_named or library is None:
+    operations = {value for name, value in variables.items() if name.startswith("HOROVOD_GPU_")}
+    if "NCCL" not in operations or is_named or library is None:
         return {}
     (folder / "lib").mkdir(parents=True)
     (folder / "include").symlink_to(wheel / "include")

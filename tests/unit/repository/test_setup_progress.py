@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 from helpers.leftover_processes import is_alive
+
+from isotrain.build_horovod import __main__ as build_horovod
 
 TOOLS = Path(__file__).parents[3] / "tools"
 DETAIL = re.compile(r"at (\w+)(?: of (\d+))?")
@@ -34,6 +37,23 @@ def load(name: str, folder: Path = TOOLS) -> ModuleType:
 
 progress = load("progress", TOOLS / "build_horovod")
 set_up = load("setup_environment")
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE"])
+def test_the_wheel_of_nccl_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also if a single operation is NCCL's; not if none is, or if the user names another NCCL."""
+    library = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    variables = {"LDFLAGS": "", name: "NCCL"}
+    found = build_horovod.nccl_variables(variables, tmp_path / "made")
+    assert Path(found["HOROVOD_NCCL_HOME"], "lib", "libnccl.so").resolve() == library
+    named = {**variables, "HOROVOD_NCCL_HOME": "/elsewhere"}
+    for others in (named, {**variables, name: "MPI"}):
+        assert build_horovod.nccl_variables(others, tmp_path / "none") == {}
 
 
 class Screen(io.StringIO):
