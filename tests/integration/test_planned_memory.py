@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from integration import step_memory
+from integration import portable_memory, step_memory
 
 from isotrain.core import api
 from isotrain.core.contracts.plan import Plan
@@ -31,6 +31,72 @@ def test_a_step_allocates_what_is_planned(name: str) -> None:
     is_summed = plan.gradient_accumulation_steps > 1
     planned = activations + gradients if is_summed else max(activations, gradients)
     assert planned == pytest.approx(allocated, rel=0.1)
+
+
+ALLOCATED = {"torch-ddp": step_memory.allocated, "tf-mirrored": portable_memory.allocated}
+
+
+@pytest.mark.features
+@pytest.mark.parametrize("name", portable_memory.SPECS)
+@pytest.mark.parametrize("backend", ALLOCATED)
+def test_a_portable_model_allocates_what_is_planned(
+    monkeypatch: pytest.MonkeyPatch, backend: str, name: str
+) -> None:
+    monkeypatch.setenv("TF_CPU_ALLOCATOR_USE_BFC", "true")
+    spec = portable_memory.SPECS[name]
+    plan = api.measured_plan(spec, backend=backend, replicas=1, quiet=True)
+    run = try_run(ALLOCATED[backend], spec, backend, 1)
+    assert run.failure is None, run.failure
+    assert plan.activation_bytes == pytest.approx(run.returned[0], rel=0.1)
+
+
+@pytest.mark.features
+@pytest.mark.parametrize("name", portable_memory.SPECS)
+def test_both_frameworks_have_the_same_operations(name: str) -> None:
+    """Matrix products and convolutions, by which a plan estimates the time of a step."""
+    torch_plan, tensorflow_plan = (
+        api.gpu_plan(
+            portable_memory.SPECS[name],
+            hosts=1,
+            gpus_per_host=2,
+            gpu="h100",
+            backend=backend,
+            quiet=True,
+        )
+        for backend in ("torch-ddp", "tf-multiworker")
+    )
+    assert torch_plan.bounds is not None
+    assert tensorflow_plan.bounds is not None
+    assert tensorflow_plan.bounds.compute == torch_plan.bounds.compute
+    assert tensorflow_plan.fits
+
+
+@pytest.mark.features
+def test_loops_in_a_graph_are_not_counted() -> None:
+    """TensorFlow's loops keep lists of tensors, whose lengths their graphs do not tell."""
+    spec = portable_memory.spec(portable_memory.recurrent)
+    plan = api.measured_plan(spec, backend="tf-mirrored", replicas=1, quiet=True)
+    assert plan.activation_bytes is None
+
+
+@pytest.mark.features
+def test_functions_in_a_module_are_counted() -> None:
+    """A `tf.function` in a tf.Module is one operation of its graph; `compile` makes another one."""
+    plain, in_function, compiled = (
+        api.measured_plan(
+            portable_memory.spec({"tensorflow": model}, **fields),
+            backend="tf-mirrored",
+            replicas=1,
+            quiet=True,
+        ).activation_bytes
+        for model, fields in (
+            (portable_memory.plain_module, {}),
+            (portable_memory.module_with_function, {}),
+            (portable_memory.plain_module, {"compile": True}),
+        )
+    )
+    assert plain is not None
+    assert plain == in_function == compiled
 
 
 @pytest.mark.slow

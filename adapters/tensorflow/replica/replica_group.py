@@ -48,6 +48,7 @@ from isotrain.plugin import (
     ExecutedAction,
     ExportForm,
     LayerTrait,
+    PassCosts,
     Phase,
     Reduction,
     ReplicaGroup,
@@ -659,6 +660,24 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             *([OWN_DENOMINATOR] if any(has_denominators) else []),
             *self._trainer.frozen_state.notes,
         ]
+
+    def pass_costs(self, batch: Batch) -> PassCosts | None:
+        objective = self._trainer.objective
+        if objective is not None and objective.step is not None:  # it may communicate
+            return None
+        costs: list[PassCosts | None] = []
+
+        def trace(has_placeholders: bool, micro_batches: MicroBatches, weights: Weights) -> None:
+            self._traced.on_replicas(
+                lambda position: costs.append(self._trainer.pass_costs(micro_batches[position][0])),
+                trains=True,
+            )
+
+        try:
+            self._traced.only_trace(trace, batch)
+        except Exception:  # what a `tf.function` of the model needs AutoGraph for
+            return None
+        return costs[0]
 
     def objective_communicates(self) -> bool:
         return self._trainer.step.communicates

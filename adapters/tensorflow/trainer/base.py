@@ -30,8 +30,14 @@ from isotrain.adapters.keras.standalone_generators import (
 )
 from isotrain.adapters.tensorflow.base import private_api
 from isotrain.adapters.tensorflow.base.keras_trace_overrides import shifted_seeds
+from isotrain.adapters.tensorflow.base.pass_costs import functions_inlined, pass_costs
 from isotrain.adapters.tensorflow.base.private_api import copies
-from isotrain.adapters.tensorflow.base.recompute import recompute, recomputed
+from isotrain.adapters.tensorflow.base.recompute import (
+    operations,
+    operations_since,
+    recompute,
+    recomputed,
+)
 from isotrain.adapters.tensorflow.base.require_all import require_all
 from isotrain.adapters.tensorflow.base.variables import assign_all, flatten, undo_where, value_of
 from isotrain.adapters.tensorflow.base.xla import Compute, compiled
@@ -52,7 +58,15 @@ from isotrain.adapters.tensorflow.trainer.weights import (
     self_updating,
     weights_of,
 )
-from isotrain.plugin import FrozenModel, Phase, SpecError, StateKind, StatePart, TrainingSpec
+from isotrain.plugin import (
+    FrozenModel,
+    PassCosts,
+    Phase,
+    SpecError,
+    StateKind,
+    StatePart,
+    TrainingSpec,
+)
 
 MicroBatch = tuple[Any, Any]
 """Inputs and targets of one micro-batch."""
@@ -445,6 +459,15 @@ class ReplicaTrainer:
             flatten([tf.zeros(0, tf.float64), *sums], tf.float64),
         )
 
+    def pass_costs(self, micro_batch: MicroBatch) -> PassCosts | None:
+        """Costs of the passes of a micro-batch, by the operations of their graph; None if unknown."""
+        before = operations()
+        self.step.set_slice(0, None, False)
+        with functions_inlined():
+            loss, gradients, _ = self._passes(micro_batch, SliceWeights(None, list, tf.identity), 0)
+        present = [each for each in gradients if each is not None]
+        return pass_costs(operations_since(before), loss, present)
+
     def _forward_and_backward(
         self,
         micro_batch: MicroBatch,
@@ -453,6 +476,18 @@ class ReplicaTrainer:
         clock: StepClock | None = None,
     ) -> tuple[tf.Tensor, Gradients]:
         """Weighted loss of a micro-batch, a scalar, and dense gradients of the weights' shapes. Local."""
+        loss, gradients, predictions = self._passes(micro_batch, slice_weights, index, clock)
+        self.metrics.update("train", micro_batch[1], predictions)
+        return loss, gradients
+
+    def _passes(
+        self,
+        micro_batch: MicroBatch,
+        slice_weights: SliceWeights,
+        index: int,
+        clock: StepClock | None = None,
+    ) -> tuple[tf.Tensor, Gradients, Any]:
+        """Weighted loss and gradients, as `_forward_and_backward`, and predictions; no metric is updated."""
         watched = self._watched
         with tf.GradientTape(watch_accessed_variables=watched is None) as tape:
             if watched is not None:
@@ -463,8 +498,7 @@ class ReplicaTrainer:
             if clock is not None:
                 scaled = clock.mark_loss(scaled)
         gradients = tape.gradient(scaled, self._values)
-        self.metrics.update("train", micro_batch[1], predictions)
-        return weighted_loss, list(map(_dense, gradients, self._values))
+        return weighted_loss, list(map(_dense, gradients, self._values)), predictions
 
     @contextlib.contextmanager
     def undo_placeholder(
