@@ -337,7 +337,9 @@ def gpu_plan(
     counted = None
     if messages is not None:
         counted = gpu_plans.collectives(
-            [Message(*each) for each in messages], resolved.strategy.period, plan
+            [Message(*each) for each in messages],
+            gpu_plans.counted_steps(resolved.spec, resolved.strategy),
+            plan,
         )
     result = GpuPlan(plan, counted, obstacle, gpu_plans.needed_bytes(plan), gpu)
     if card is None:

@@ -33,6 +33,7 @@ from isotrain.core.parameter_server.flat_state import (
     unflatten_gradients,
     write_parts,
 )
+from isotrain.core.parameter_server.recorded_workers import RecordedWorkerPool
 from isotrain.core.parameter_server.tcp_workers import TcpWorkerPool
 from isotrain.core.parameter_server.work_queue import WorkItem, WorkQueue
 from isotrain.core.parameter_server.worker_pool import LostWorker, WorkerPool, WorkResult
@@ -465,10 +466,11 @@ class CoordinatorGroup(ReplicaGroup):
 
 
 def tcp_coordinator_group(
-    server_connection: ServerConnection, build: Callable[[], ReplicaGroup]
+    server_connection: ServerConnection,
+    build: Callable[[], ReplicaGroup],
+    pool: TcpWorkerPool | RecordedWorkerPool,
 ) -> CoordinatorGroup:
     """Starts a coordinator that sends weights and slices to its workers over TCP."""
-    pool = TcpWorkerPool(server_connection)
     group = CoordinatorGroup(build(), server_connection.context.replicas, pool)
     pool.await_workers(group.weights)
     return group

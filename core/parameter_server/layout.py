@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isotrain.core.contracts.backend.adapter import Adapter
-from isotrain.core.contracts.backend.adapter_protocols import ParameterServerBackend
+from isotrain.core.contracts.backend.adapter_protocols import RECORDED, ParameterServerBackend
 from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
 from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
@@ -120,10 +120,15 @@ class TcpParameterServer(Adapter):
         self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
     ) -> ReplicaGroup:
         from isotrain.core.parameter_server.coordinator import tcp_coordinator_group
+        from isotrain.core.parameter_server.recorded_workers import RecordedWorkerPool
+        from isotrain.core.parameter_server.tcp_workers import TcpWorkerPool
 
+        is_recorded = backend_config.collective == RECORDED
+        pool = RecordedWorkerPool if is_recorded else TcpWorkerPool
         return tcp_coordinator_group(
             server_connection,
             lambda: self.start(spec, backend_config, server_connection.single_replica_context()),
+            pool(server_connection),
         )
 
     def serve(

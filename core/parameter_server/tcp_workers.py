@@ -81,11 +81,7 @@ class TcpWorkerPool(WorkerPool):
     def hand_out(self, worker: int, item: WorkItem, version: int) -> None:
         remote = self._workers[worker]
         remote.item, remote.since = item, time.monotonic()
-        arrays: list[np.ndarray] = []
-        slices = [
-            [encode_tree(s.inputs, arrays), encode_tree(s.targets, arrays), s.count, s.weight]
-            for s in item.slices
-        ]
+        slices, arrays = arrays_for(item)
         has_weights = remote.version != version
         if has_weights:
             assert self._weights is not None, "await_workers comes first"
@@ -191,6 +187,16 @@ class TcpWorkerPool(WorkerPool):
         self._server.close()
         for worker in self._workers.values():
             worker.connection.close()
+
+
+def arrays_for(item: WorkItem) -> tuple[list[list[Any]], list[np.ndarray]]:
+    """Each slice of a work item as JSON values, and the arrays, of any shapes, that these number."""
+    arrays: list[np.ndarray] = []
+    slices = [
+        [encode_tree(s.inputs, arrays), encode_tree(s.targets, arrays), s.count, s.weight]
+        for s in item.slices
+    ]
+    return slices, arrays
 
 
 def _receive_message(worker: _Worker) -> tuple[dict[str, Any], list[np.ndarray]]:

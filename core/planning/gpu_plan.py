@@ -11,12 +11,15 @@ from typing import Any
 from isotrain.core.contracts.backend.adapter_protocols import Message, RecordingBackend
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError, SpecError, unknown_name
+from isotrain.core.parameter_server.layout import TcpParameterServer
 from isotrain.core.planning.listings import memory_saving_strategies
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.planning.resources import Resources
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.training_spec import TrainingSpec
 
 _MAX_STEPS = 64
 """Number of steps from which collectives are not counted."""
@@ -102,13 +105,20 @@ class Collective:
 
 def counting_obstacle(resolved_spec: ResolvedSpec, plan: Plan) -> str | None:
     """Reason why the collectives of a plan cannot be counted; None if they can."""
-    if not isinstance(resolved_spec.plugins.backend(plan.backend), RecordingBackend):
+    adapter = resolved_spec.plugins.backend(plan.backend)
+    if not isinstance(adapter, RecordingBackend):
         return f"backend {plan.backend!r} does not count them"
-    if plan.uses_parameter_server or resolved_spec.spec.updates:
-        return "a parameter server or several updates exchange them in turn"
-    if resolved_spec.strategy.period > _MAX_STEPS:
-        return f"they repeat after {resolved_spec.strategy.period} steps, more than {_MAX_STEPS}"
+    if plan.uses_parameter_server and not isinstance(adapter, TcpParameterServer):
+        return f"backend {plan.backend!r} does not tell what its parameter servers get"
+    steps = counted_steps(resolved_spec.spec, resolved_spec.strategy)
+    if steps > _MAX_STEPS:
+        return f"they repeat after {steps} steps, more than {_MAX_STEPS}"
     return None
+
+
+def counted_steps(spec: TrainingSpec, strategy: Strategy) -> int:
+    """Number of steps after which the collectives of a run repeat, once all of its updates have begun."""
+    return math.lcm(strategy.period, *(each.every for each in (spec.updates or {}).values()))
 
 
 def collectives(messages: Sequence[Message], steps: int, plan: Plan) -> list[Collective]:
@@ -264,7 +274,7 @@ def _most_bytes(plan: Plan) -> int:
 def step_bounds(
     plan: Plan, stats: ModelStats, counted: Sequence[Collective] | None, card: Gpu
 ) -> StepBounds | None:
-    """Bounds on the time of a step; None if the costs of the passes are unknown.
+    """Bounds on the time of a step; None if the costs of the passes are unknown, or the exchange is by TCP.
 
     Args:
         plan: The plan.
@@ -273,7 +283,7 @@ def step_bounds(
         card: Figures of the GPU.
     """
     state = plan.state_bytes
-    if stats.sample_costs is None or state is None:
+    if stats.sample_costs is None or state is None or plan.uses_parameter_server:
         return None
     costs = stats.sample_costs * max(plan.local_batch_sizes)
     updated = state.gradients + 2 * (state.weights + state.slots)

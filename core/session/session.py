@@ -50,6 +50,7 @@ class Session:
         rank: Rank of this process.
         run_directory: Directory of the run's files.
         callbacks: Callbacks of the spec, which `isotrain.run` calls; names replaced by what is registered.
+        updates: What a step does by name: one, with an empty name, unless the spec has `updates`.
         initial_weights: Report on the initial weights that the spec names; None where it names none.
         notes: JSON values of a custom loop. Every checkpoint holds those of rank 0; `restore` brings them
             back on every process.
@@ -109,6 +110,7 @@ class Session:
         self._training = training = TrainLoop(
             session_context, reporter, self.stopwatch, self.run_directory, may_stop=may_stop
         )
+        self.updates = training.updates
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
         self._freezer = WeightFreezer(session_context, self._trainer_state)
         self._log = SessionLog(self.group, self._trainer_state, self._step_logger)

@@ -189,6 +189,8 @@ def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...], bool
     from typing import cast
 
     from isotrain.core.contracts.backend.adapter_protocols import RecordingBackend
+    from isotrain.core.parameter_server import recorded_workers
+    from isotrain.core.planning.gpu_plan import counted_steps
     from isotrain.core.plugins.manager import plugin_manager
 
     batch = session.next_batch()
@@ -198,18 +200,27 @@ def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...], bool
         batch = _with_two_samples_per_slice(batch)
     adapter = plugin_manager(session.spec.plugins).backend(session.plan.backend)
     for step in range(session.strategy.warm_up_steps):
-        session.strategy.step(session.group, replace(batch, step=step), 0.0)
-    with cast("RecordingBackend", adapter).recorded_messages() as messages:
-        for step in range(_LATE_STEP, _LATE_STEP + session.strategy.period):
-            session.strategy.step(session.group, replace(batch, step=step), 0.0)
-        return list(map(astuple, messages))
+        for update in session.updates.values():
+            update.step(replace(batch, step=step), 0.0)
+    sections = session.spec.updates or {}
+    with (
+        cast("RecordingBackend", adapter).recorded_messages() as messages,
+        recorded_workers.recorded_messages() as to_workers,
+    ):
+        for step in range(_LATE_STEP, _LATE_STEP + counted_steps(session.spec, session.strategy)):
+            for name, update in session.updates.items():
+                if name not in sections or sections[name].is_due(step, batch.epoch + _LATE_STEP):
+                    update.step(replace(batch, step=step), 0.0)
+        return list(map(astuple, (*messages, *to_workers)))
 
 
 def _messages_depend_on_batch(session: Session) -> bool:
     """Whether values of samples may be sent, or a model may need all samples of a slice."""
     spec = session.spec
     is_cut = session.plan.device_mesh.positions_per_replica > 1
-    return is_cut or spec.objective is not None or spec.batch_norm == "ghost"
+    has_objective = any(each.objective is not None for each in spec.update_specs.values())
+    are_sent = session.plan.uses_parameter_server
+    return is_cut or are_sent or has_objective or spec.batch_norm == "ghost"
 
 
 def _with_two_samples_per_slice(batch: Batch) -> Batch:

@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from conformance import tcp_counters
 
 import isotrain
+from isotrain.core.planning.gpu_plan import counted_steps
 
 Counts = dict[str, list[float]]
 """Number per step, and bytes per step, by the kind of a collective."""
@@ -38,9 +39,10 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 def portable() -> Any:
     import keras
 
-    layers = [keras.layers.Dense(512, activation="gelu"), keras.layers.Dense(512)]
-    last = [keras.layers.BatchNormalization(), keras.layers.Dense(10)]
-    return keras.Sequential([keras.Input((64,)), *layers, *last])
+    first = keras.layers.Dense(512, activation="gelu", name="first")
+    second = keras.layers.Dense(512, name="second")
+    norm, last = keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(10, name="last")
+    return keras.Sequential([keras.Input((64,)), first, second, norm, last])
 
 
 SPEC: dict[str, Any] = {
@@ -55,17 +57,24 @@ SPEC: dict[str, Any] = {
 
 def _steps(session: isotrain.Session) -> Iterator[None]:
     """Takes the first steps, and a period of them; yields; takes a period of steps again."""
-    batch, strategy = session.next_batch(), session.strategy
-    assert batch is not None
-    period = range(_LATE_STEP, _LATE_STEP + strategy.period)
-    for step in (*range(max(1, strategy.warm_up_steps)), *period):
-        strategy.step(session.group, replace(batch, step=step), 0.0)
+    length = counted_steps(session.spec, session.strategy)
+    period = range(_LATE_STEP, _LATE_STEP + length)
+    take_steps(session, (*range(max(1, session.strategy.warm_up_steps) * length), *period))
     session.barrier()
     yield
-    for step in period:
-        strategy.step(session.group, replace(batch, step=step), 0.0)
+    take_steps(session, period)
     session.group.synchronize_device()
     yield
+
+
+def take_steps(session: isotrain.Session, steps: Iterable[int]) -> None:
+    """Does the updates of steps with these numbers, all with the first batch."""
+    batch, sections = session.next_batch(), session.spec.updates or {}
+    assert batch is not None
+    for step in steps:
+        for name, update in session.updates.items():
+            if name not in sections or sections[name].is_due(step, batch.epoch):
+                update.step(replace(batch, step=step), 0.0)
 
 
 def of_horovod(session: isotrain.Session, name: str) -> Counts | None:
@@ -102,14 +111,14 @@ def of_horovod(session: isotrain.Session, name: str) -> Counts | None:
             if "args" in event:
                 shape = json.loads(event["args"]["shape"].replace(", ]", "]"))
                 nbytes[kind] += int(np.prod(shape)) * np.dtype(event["args"]["dtype"]).itemsize
-    period = session.strategy.period
+    period = counted_steps(session.spec, session.strategy)
     counts = Counter(kind for kind, *_ in operations)
     return {kind: [counts[kind] / period, nbytes[kind] / period] for kind in counts}
 
 
 def of_tensorflow(session: isotrain.Session, name: str) -> tuple[dict[str, float], float]:
     """Collectives per step that TensorFlow runs, and bytes that the kernel sees sent per step."""
-    steps, period = _steps(session), session.strategy.period
+    steps, period = _steps(session), counted_steps(session.spec, session.strategy)
     with _counting_collectives() as counters:
         next(steps)
         counts_before = {kind: int(counter) for kind, counter in counters.items()}
@@ -119,6 +128,14 @@ def of_tensorflow(session: isotrain.Session, name: str) -> tuple[dict[str, float
         counts = {kind: int(counters[kind]) - counts_before[kind] for kind in counters}
         session.barrier()
     return {kind: count / period for kind, count in counts.items() if count}, sent / period
+
+
+def sent_to_workers(session: isotrain.Session) -> int:
+    """Bytes that the kernel sees sent by rank 0 in a step of a parameter server."""
+    take_steps(session, range(2))
+    before = tcp_counters.bytes_sent()
+    take_steps(session, [2])
+    return tcp_counters.bytes_sent() - before
 
 
 @contextlib.contextmanager

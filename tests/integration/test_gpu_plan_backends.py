@@ -13,6 +13,7 @@ from integration.collective_counts import SPEC, Counts
 from isotrain.core import api
 from isotrain.core.planning.gpu_plan import Collective
 from isotrain.testing.consecutive_sessions import launched_in_turn
+from isotrain.testing.launching import try_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.features]
 
@@ -24,6 +25,13 @@ PIPELINE = {
     "strategy": {"name": "pipeline", "options": {"stages": 2}},
     "gradient_accumulation_steps": 4,
 }
+UPDATES = {
+    "updates": {
+        "first": {"weights": "*/first/*", "every": 2},
+        "rest": {"weights": ["*/second/*", "*/norm/*", "*/last/*"]},
+    }
+}
+SERVED = {"strategy": "parameter-server"}
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "horovod-torch": {
         "data-parallel": {"gradient_accumulation_steps": 2},
@@ -31,9 +39,16 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "local": LOCAL,
         "sharded": SHARDED,
         "fully": FULLY,
+        "updates": UPDATES,
     },
-    "horovod-tf": {"data-parallel": {}, "gossip": GOSSIP, "sharded": SHARDED},
-    "tf-multiworker": {"data-parallel": {}, "local": LOCAL, "sharded": SHARDED, "fully": FULLY},
+    "horovod-tf": {"data-parallel": {}, "gossip": GOSSIP, "sharded": SHARDED, "updates": UPDATES},
+    "tf-multiworker": {
+        "data-parallel": {},
+        "local": LOCAL,
+        "sharded": SHARDED,
+        "fully": FULLY,
+        "updates": UPDATES,
+    },
 }
 _OF_HOROVOD = {
     "all-reduce": "ALLREDUCE",
@@ -104,17 +119,38 @@ def test_tensorflow_does_what_is_counted(name: str) -> None:
     assert to_be_sent < sent < 1.1 * to_be_sent + 8192
 
 
-@pytest.mark.parametrize("backend", ["horovod-tf", "tf-multiworker"])
+@pytest.mark.parametrize("backend", ["horovod-torch", "horovod-tf", "tf-multiworker"])
 def test_four_replicas_do_what_is_counted(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
     found = ran(backend, 4, ("data-parallel",))["data-parallel"]
     counted = planned(backend, 4)
-    if backend == "horovod-tf":
+    if backend.startswith("horovod"):
         assert counts_of_horovod(counted, "ALLTOALL") == found
         return
     (all_reduce,) = counted
     assert found[0] == {"all-reduce": all_reduce.count}
     assert all_reduce.sent_bytes < found[1] < 1.1 * all_reduce.sent_bytes + 8192
+
+
+def test_a_parameter_server_sends_what_is_counted() -> None:
+    """To each of 2 workers the weights and its slice; the kernel sees more, by the headers."""
+    (to_workers,) = planned("torch-ddp", 3, **SERVED)  # one GPU is the coordinator's
+    spec = {**SPEC, **SERVED}
+    run = try_run(collective_counts.sent_to_workers, spec, "torch-ddp", 2)
+    assert run.failure is None, run.failure
+    slices, weights = 64 * (64 * 4 + 8), 4 * (65 * 512 + 513 * 512 + 4 * 512 + 513 * 10)
+    assert (to_workers.kind, to_workers.count) == ("send", 2)
+    assert to_workers.nbytes == slices + 2 * weights
+    assert to_workers.nbytes < run.returned[0] < to_workers.nbytes + 2048
+
+
+def test_other_parameter_servers_are_not_counted() -> None:
+    plan = api.gpu_plan(
+        {**SPEC, **SERVED}, hosts=1, gpus_per_host=4, backend="tf-multiworker", quiet=True
+    )
+    assert plan.why_not_counted == (
+        "backend 'tf-multiworker' does not tell what its parameter servers get"
+    )
 
 
 def test_replicas_of_one_process_send_what_those_of_several_do() -> None:
