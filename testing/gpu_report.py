@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core import api
+from isotrain.core.planning.doctor import examine
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.reporting.tables import paragraph, table
 from isotrain.core.system import hardware
@@ -141,16 +142,18 @@ def conformance() -> Figures:
 
 def conformance_of_all_gpus() -> Figures:
     """Every check of the conformance kit, with one GPU for each replica, on each backend with NCCL."""
+    if _device() == "cpu":
+        return {"skipped": "NCCL is for GPUs"}
     gpus = hardware.visible_gpus()
     if gpus < 2:
         return {"skipped": f"{gpus} GPUs are visible, and NCCL needs one for each of two replicas"}
     from isotrain.testing.backend import check_backend
 
-    plugins, cards = plugin_manager(), {}
-    for name in (BACKEND, *OTHER_BACKENDS):
-        if plugins.backend(name).accelerators() >= 2:
-            cards[name] = _card(check_backend(f"{name}:nccl", replicas=gpus))
-    return cards
+    plugins = plugin_manager()
+    names = [n for n in (BACKEND, *OTHER_BACKENDS) if plugins.backend(n).accelerators() >= 2]
+    if not names:
+        return {"skipped": f"{gpus} GPUs are visible, and no backend can use two of them"}
+    return {name: _card(check_backend(f"{name}:nccl", replicas=gpus)) for name in names}
 
 
 def _card(card: Any) -> Figures:
@@ -246,7 +249,7 @@ def resume() -> Figures:
     found = {}
     for name, spec in _models(precision="float64", checkpoint={"every_epochs": 1}).items():
         undisturbed = api.run(spec, backend=BACKEND, replicas=1, on_event=_silent)
-        for first, second in ((_device(), "cpu"), ("cpu", _device())):
+        for first, second in dict.fromkeys(((_device(), "cpu"), ("cpu", _device()))):
             half = api.run(
                 {**spec, "device": first, "epochs": 1},
                 backend=BACKEND,
@@ -300,7 +303,9 @@ def _features(portable: bool) -> Figures:
     specs = {
         name: _spec(portable, precision="float64", **fields) for name, fields in _FEATURES.items()
     }
-    return _differences(_losses(specs), _losses(_on_cpu(specs)), 1e-8)
+    losses = _losses(specs)
+    on_cpu = losses if _device() == "cpu" else _losses(_on_cpu(specs))
+    return _differences(losses, on_cpu, 1e-8)
 
 
 def strategies() -> Figures:
@@ -357,15 +362,16 @@ def _copy_kinds(session: Any) -> list[str]:
 def speed() -> Figures:
     """Milliseconds per step of isotrain and of a loop in torch alone, in turn, and their ratio."""
     found = {}
-    for width, rows in ((1024, 1024), (4096, 8192)) if _device() == "gpu" else ((256, 64),):
+    on_gpu = _device() == "gpu"
+    for width, rows in ((1024, 1024), (4096, 8192)) if on_gpu else ((256, 64),):
         ours, by_hand = [], []
-        for _ in range(3):
+        for _ in range(3 if on_gpu else 1):
             ours.append(_milliseconds(width, rows))
             by_hand.append(_loop_milliseconds(width, rows))
         found[f"{width} wide, {rows} rows"] = {
-            "isotrain": sorted(ours)[1],
-            "by hand": sorted(by_hand)[1],
-            "ratio": sorted(ours)[1] / sorted(by_hand)[1],
+            "isotrain": float(np.median(ours)),
+            "by hand": float(np.median(by_hand)),
+            "ratio": float(np.median(ours) / np.median(by_hand)),
         }
     return found
 
@@ -475,10 +481,8 @@ ALONE = ("conformance-nccl", "speed")
 
 def machine() -> Figures:
     """Card, driver, versions and commit."""
-    torch_build = json.loads(
-        _output([sys.executable, "-c", _TORCH_VERSIONS]) or '"torch cannot be imported"'
-    )
-    seen_by_torch = torch_build["cards"] if isinstance(torch_build, dict) else []
+    torch_build = json.loads(_output([sys.executable, "-c", _TORCH_VERSIONS]) or "null")
+    seen_by_torch = torch_build["cards"] if torch_build else []
     return {
         **hardware.describe(),
         "cards": hardware.gpu_names() or seen_by_torch,
@@ -490,10 +494,28 @@ def machine() -> Figures:
     }
 
 
+def _why_no_gpu(torch_build: Figures | None) -> str | None:
+    """Reason why torch can use no GPU here; None if it can.
+
+    Args:
+        torch_build: What `machine` says of torch; None if torch cannot be imported.
+    """
+    if torch_build is not None and torch_build["capability"]:
+        return None
+    if torch_build is not None and not torch_build["cuda"]:
+        kind = "for ROCm, which isotrain does not use" if torch_build["hip"] else "without CUDA"
+        return f"torch {torch_build['version']} is a build {kind}"
+    (backend,) = examine(plugin_manager(), [BACKEND])["backends"]
+    if not backend["available"]:
+        return str(backend["reason"])
+    return str(next(each["reason"] for each in backend["collectives"] if each["name"] == "nccl"))
+
+
 _TORCH_VERSIONS = """
 import json, torch
 cuda = torch.version.cuda and torch.cuda.is_available()
 print(json.dumps({
+    "version": torch.__version__, "hip": torch.version.hip,
     "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
     "capability": torch.cuda.get_device_capability() if cuda else None,
@@ -527,10 +549,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.in_this_process:
         return _make(options.in_this_process)
     report: Figures = {"machine": machine(), "device": options.device, "checks": {}}
-    torch_build = report["machine"]["torch"]
-    if options.device == "gpu" and (isinstance(torch_build, str) or not torch_build["capability"]):
-        print("torch can use no GPU here; --device cpu makes the checks on CPUs", file=sys.stderr)
-        return 2
     lock = threading.Lock()
 
     def write() -> None:
@@ -546,7 +564,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report["checks"][name] = outcome
             write()
 
+    why_no_gpu = _why_no_gpu(report["machine"]["torch"]) if options.device == "gpu" else None
+    report["why_no_gpu"] = why_no_gpu
     write()  # a file that cannot be written is noticed before the checks
+    if why_no_gpu:
+        told = f"torch can use no GPU here: {why_no_gpu}. --device cpu makes the checks on CPUs."
+        print(told, file=sys.stderr)
+        return 2
     names = options.check or list(CHECKS)
     try:
         with ThreadPoolExecutor(max(1, hardware.cores() // _CORES_PER_CHECK)) as pool:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.stand_in_nvml import StandInNvml
 
 from isotrain.testing import gpu_report
@@ -13,29 +14,44 @@ from isotrain.testing import gpu_report
 pytestmark = pytest.mark.features
 
 
-def test_makes_checks_on_the_cpu(
+SKIPPED_ON_CPUS = {"copies", "conformance-nccl"}
+
+
+def test_makes_all_checks_on_cpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks pass or are skipped, one that takes too long fails with its stack, and all are written."""
+    """On a machine that seems to have two GPUs: the report shows them, and no check takes them."""
+    gpus = "gpu 0 GPU-1 143771 NVIDIA H200\ngpu 0 GPU-2 143771 NVIDIA H200\n"
+    StandInNvml(monkeypatch, tmp_path).becomes(f"driver 580.159.04\n{gpus}")
+    path = tmp_path / "report.json"
+    code = gpu_report.main(["--device", "cpu", "--output", str(path)])
+    report = json.loads(path.read_text())
+    verdicts = {name: each["verdict"] for name, each in report["checks"].items()}
+    assert verdicts == {
+        name: "skipped" if name in SKIPPED_ON_CPUS else "passed" for name in gpu_report.CHECKS
+    }, {name: each.get("error") for name, each in report["checks"].items()}
+    assert code == 0
+    assert report["machine"]["cards"] == 2 * ["NVIDIA H200, 140.4 GiB"]
+    assert report["machine"]["versions"]["torch"]
+    assert report["machine"]["commit"]
+    others = report["checks"]["parity-of-backends"]["figures"]
+    assert all(isinstance(each, float) for each in others.values()), others
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in gpu_report.CHECKS)
+
+
+def test_a_check_that_takes_too_long_fails_with_its_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = {**gpu_report.CHECKS, "precision": (gpu_report.precision, 1)}
     monkeypatch.setattr(gpu_report, "CHECKS", limits)
-    names = ("native-equality", "copies", "conformance-nccl", "precision", "parity-of-backends")
-    arguments = [part for name in names for part in ("--check", name)]
-    report = tmp_path / "report.json"
-    code = gpu_report.main(["--device", "cpu", "--output", str(report), *arguments])
-    checks = json.loads(report.read_text())["checks"]
-    verdicts = {name: checks[name]["verdict"] for name in names}
-    assert verdicts == {
-        "native-equality": "passed",
-        "copies": "skipped",
-        "conformance-nccl": "skipped",
-        "precision": "failed",
-        "parity-of-backends": "passed",
-    }
-    assert "no end after 1 s" in checks["precision"]["error"]
-    assert "most recent call first" in checks["precision"]["error"]
-    assert code == 1
-    assert "native-equality" in capsys.readouterr().out
+    path = tmp_path / "report.json"
+    arguments = ["--device", "cpu", "--output", str(path), "--check", "precision"]
+    assert gpu_report.main(arguments) == 1
+    outcome = json.loads(path.read_text())["checks"]["precision"]
+    assert outcome["verdict"] == "failed"
+    assert "no end after 1 s" in outcome["error"]
+    assert "most recent call first" in outcome["error"]
 
 
 def test_cards_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -48,9 +64,26 @@ def test_cards_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert (machine["nvidia_driver"], machine["gpu_faults"]) == ("580.159.04", "GPU 1: GPU is lost")
 
 
-def test_without_a_gpu_no_check_begins(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_no_check_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.json"
+    assert gpu_report.main(["--check", "precision", "--output", str(path)]) == 2
+    reason = f"torch {torch.__version__} is a build without CUDA"
+    assert f"torch can use no GPU here: {reason}" in capsys.readouterr().err
+    report = json.loads(path.read_text())
+    assert report["checks"] == {}
+    assert report["why_no_gpu"] == reason
+
+
+def test_a_torch_that_cannot_be_imported_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose CUDA libraries are of another version."""
+    (tmp_path / "torch").mkdir()
+    text = "raise ImportError('libcudart.so.99: cannot open shared object file')"
+    (tmp_path / "torch" / "__init__.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert gpu_report.main(["--check", "precision"]) == 2
-    assert "torch can use no GPU here" in capsys.readouterr().err
+    assert "libcudart.so.99: cannot open shared object file" in capsys.readouterr().err
 
 
 def test_what_was_made_before_ctrl_c_is_printed(
