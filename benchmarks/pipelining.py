@@ -2,6 +2,7 @@
 
     python -m benchmarks.pipelining --rounds 5
 
+Schedule `2bw`, whose steps end without a flush, is beside `1f1b`, whose passes it has.
 The ways take turns, so that what else the machine does falls on all; each is a run of processes of its own.
 """
 
@@ -66,6 +67,8 @@ def main() -> None:
         "isotrain, pipeline": by_pipeline,
     }
     for place, schedule in enumerate(SCHEDULES):
+        if schedule == "1f1b":
+            ways["isotrain, pipeline, 2bw"] = lambda _, port: by_pipeline("2bw", port)
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(given.rounds):
             for name, way in ways.items():

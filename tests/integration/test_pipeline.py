@@ -373,6 +373,24 @@ def test_stages_of_several_processes_train_as_one_replica(
                 assert_equal(saved[part], saved["whole"])
 
 
+def test_checkpoints_lead_into_stages_of_several_processes_and_out(
+    folder: Path, alone: dict[str, Any], stage_results: Sequence[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Stages of 2, 1 and 1 processes go on from what two stages saved; data-parallel goes on from theirs."""
+    by_one, dense = alone["saved/sequential"]["whole"], {**BASE, **CASES["sequential"]}
+    unequal = {**dense, **under({"stages": [2, 1, 1]})}
+    tasks: Tasks = {
+        "into/sequential": (unequal, partial(going_on, folder=folder)),
+        "saved/sequential": (unequal, partial(saving, folder=tmp_path)),
+    }
+    for place in done(tasks, 1):
+        assert_as(place["into/sequential"], by_one)
+    for replicas in (1, 2):
+        work = {"out/sequential": (dense, partial(going_on, folder=tmp_path))}
+        for place in done(work, replicas):
+            assert_as(place["out/sequential"], by_one)
+
+
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
 def test_stages_of_several_processes_drop_the_same_after_a_resume(
     tmp_path: Path, backend: str
