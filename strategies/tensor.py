@@ -6,7 +6,7 @@ Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models U
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from isotrain.plugin import (
@@ -44,7 +44,7 @@ class TensorLayout(SharedReplicaLayout):
 
     name = "tensor"
 
-    def __init__(self, degree: int, layers: Sequence[str] = ()) -> None:
+    def __init__(self, degree: int, layers: Sequence[str] | Mapping[str, str] = ()) -> None:
         """Keeps the number of processes of a replica, and patterns of the layers to cut."""
         super().__init__(TENSOR, degree, "part of a replica")
         self._layers = layers
@@ -73,18 +73,23 @@ class TensorParallel(Strategy):
     equals_data_parallel = True
     invariants = frozenset({Invariant.GRADIENT_SUM})
 
-    def __init__(self, degree: int = 2, layers: str | Sequence[str] = ()) -> None:
+    def __init__(
+        self, degree: int = 2, layers: str | Sequence[str] | Mapping[str, str] = ()
+    ) -> None:
         """Checks the options.
 
         Args:
             degree: Number of processes of each replica.
-            layers: Names, or patterns of names, of the layers to cut; none for all that can be.
+            layers: Names, or patterns of names, of the layers to cut; none for all that a rule finds. For a
+                native model, names of modules with the styles in which they are cut.
 
         Raises:
             PlanError: An option has a bad value.
         """
         option_checks.whole_number(self.name, "degree", degree, 2)
-        self.parallel_layout = TensorLayout(degree, option_checks.names(layers))
+        self.parallel_layout = TensorLayout(
+            degree, layers if isinstance(layers, Mapping) else option_checks.names(layers)
+        )
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses what parts of layers cannot support, and notes what an objective sees of them.

@@ -93,6 +93,7 @@ LONG = (
     "conformance/test_native_equality.py",
     "unit/data/test_host_reader.py",
     "integration/test_tensor_parallel.py",
+    "integration/test_native_tensor_parallel.py",
     "integration/test_named_updates.py",
     "integration/test_custom_batches.py",
     "integration/test_new_plugin.py",

@@ -112,7 +112,9 @@ def part_bounds(size: int, parts: Parts) -> tuple[int, int]:
     return start, end - start
 
 
-def find_cuts(model: keras.Model, degree: int, patterns: Sequence[str]) -> list[Cut]:
+def find_cuts(
+    model: keras.Model, degree: int, patterns: Sequence[str] | Mapping[str, str]
+) -> list[Cut]:
     """The cuts of a model.
 
     Args:
@@ -123,6 +125,11 @@ def find_cuts(model: keras.Model, degree: int, patterns: Sequence[str]) -> list[
     Raises:
         SpecError: There is nothing to cut, or there are fewer units, heads or rows than parts.
     """
+    if isinstance(patterns, Mapping):
+        raise SpecError(
+            "strategy tensor: layers: the layers of a portable model are cut by a rule: expected their names,"
+            f" without styles, received {dict(patterns)}."
+        )
     layers = keras_private.layers_of(model)
     borrowed = _borrowed_variables(layers)
     found = [
@@ -160,7 +167,7 @@ def require_portable(model: Any) -> keras.Model:
         return model
     raise SpecError(
         f"strategy tensor: the model function returned {type(model).__name__!r}, and layers are cut of a"
-        " keras.Model only. Use strategy sharded or pipeline."
+        " keras.Model, and on torch-ddp of a torch.nn.Module. Use strategy sharded or pipeline."
     )
 
 

@@ -177,7 +177,7 @@ class MultiProcessAdapter(TensorFlowAdapter):
         spec: TrainingSpec,
         backend_config: BackendConfig,
         context: ProcessContext,
-        layers: Sequence[str],
+        layers: Sequence[str] | Mapping[str, str],
     ) -> ReplicaGroup:
         keras_backend.set_backend("tensorflow")
         from isotrain.adapters.tensorflow.tensor_parallel.replica_group import (

@@ -218,7 +218,7 @@ class TorchAdapter(TcpParameterServer):
         spec: TrainingSpec,
         backend_config: BackendConfig,
         context: ProcessContext,
-        layers: Sequence[str],
+        layers: Sequence[str] | Mapping[str, str],
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
         from isotrain.adapters.torch.base.gpu import replica_device

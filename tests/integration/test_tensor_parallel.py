@@ -317,6 +317,34 @@ def test_the_plan_says_what_an_objective_sees_of_layers_that_are_cut() -> None:
         assert sum("an objective may call the model" in note for note in plan.notes) == count
 
 
+def pair() -> Any:
+    import keras
+
+    cut = [keras.layers.Dense(units, activation="tanh") for units in (6, 3)]
+    return keras.Sequential([keras.Input((5,)), *cut, keras.layers.Dense(1)])
+
+
+def points() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return generator.normal(size=(22, 5)), generator.normal(size=22)
+
+
+def with_slope(model: Any, batch: Any, step: isotrain.StepContext) -> Any:
+    """A loss with the slope of the model, so that its gradient is one of a gradient."""
+    import keras
+
+    slope = step.gradient(model, batch[0])
+    return keras.ops.square(model(batch[0])[:, 0] - batch[1]) + keras.ops.sum(slope**2, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", EACH_FRAMEWORK)
+def test_gradients_of_gradients_are_those_of_whole_layers(tmp_path: Path, backend: str) -> None:
+    fields = {"model": pair, "data": points, "objective": with_slope, "loss": None}
+    expected = trained(backend, 1, tmp_path, "one", **fields)
+    assert_equal(trained(backend, 1, tmp_path, **fields, **CUT), expected)
+
+
 def token_stream() -> Any:
     """A stream of the batches of `tokens`, and these for validation."""
     inputs, targets = tokens()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,14 +21,17 @@ class TensorParallelReplicaGroup(TensorFlowReplicaGroup):
     _communicator: PipelineCommunicator
 
     def __init__(
-        self, spec: TrainingSpec, communicator: PipelineCommunicator, layers: Sequence[str]
+        self,
+        spec: TrainingSpec,
+        communicator: PipelineCommunicator,
+        layers: Sequence[str] | Mapping[str, str],
     ) -> None:
         """Builds the model, and cuts layers. Collective.
 
         Args:
             spec: Training spec.
             communicator: Communicator of this part.
-            layers: Names, or patterns of names, of the layers to cut; empty for all that can be.
+            layers: The layers to cut, as `TensorParallelBackend.start_tensor_parallel` gets them.
         """
         self._layers = layers
         super().__init__(spec, tf.distribute.get_strategy(), communicator)

@@ -153,14 +153,17 @@ class TensorParallelTrainer(ReplicaTrainer):
     update: ShardedUpdate
 
     def __init__(
-        self, spec: TrainingSpec, communicator: PipelineCommunicator, layers: Sequence[str]
+        self,
+        spec: TrainingSpec,
+        communicator: PipelineCommunicator,
+        layers: Sequence[str] | Mapping[str, str],
     ) -> None:
         """Builds the model, cuts layers, and builds the optimizer and the metrics. Collective.
 
         Args:
             spec: Training spec.
             communicator: Communicator with the other processes.
-            layers: Names, or patterns of names, of the layers; empty for all that can be cut.
+            layers: The layers to cut, as `TensorParallelBackend.start_tensor_parallel` gets them.
 
         Raises:
             SpecError: There is nothing to cut, or there are fewer units, heads or rows than parts.

@@ -112,3 +112,27 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip: Any) -> None:
     else:
         for parameter in parameters:
             nn.utils.clip_grad_norm_(parameter, clip.norm)
+
+
+def clip_shards(
+    shards: Sequence[nn.Parameter],
+    clip: Any,
+    norms: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+) -> None:
+    """Clips the gradients of shards in place, by the norms of the full gradients. Collective.
+
+    Args:
+        shards: Shards of weights, with gradients.
+        clip: Clipping of the spec.
+        norms: Function that returns the L2 norms (scalars) of full tensors, from their shards.
+    """
+    if clip.value is not None:
+        clip_gradients(shards, clip)
+        return
+    measured = norms([shard.grad for shard in shards])
+    if clip.global_norm is not None:
+        norm = torch.linalg.vector_norm(torch.stack([*measured]))
+        nn.utils.clip_grads_with_norm_(shards, clip.global_norm, norm)
+        return
+    for shard, norm in zip(shards, measured, strict=True):
+        nn.utils.clip_grads_with_norm_([shard], clip.norm, norm)

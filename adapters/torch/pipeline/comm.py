@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from isotrain.adapters.common.pipeline.topology import ReplicaTopology
 from isotrain.adapters.torch.base.initial_broadcast import (
@@ -60,6 +61,17 @@ class PipelineCommunicator(Communicator):
 
     def wait_gradients(self) -> None:
         return
+
+    def replica_mesh(self, device: torch.device) -> DeviceMesh:
+        """Device mesh of this replica's processes, whose axis is that along which they share it. Local.
+
+        Raises:
+            UnsupportedError: The processes communicate by something else than torch's process groups.
+        """
+        raise UnsupportedError(
+            "strategy tensor: torch cuts native modules over its process groups, which this backend does not"
+            " have. Use backend torch-ddp, or a portable model."
+        )
 
     @abstractmethod
     def _broadcast_first(self, vector: torch.Tensor) -> object:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from isotrain.adapters.torch.comm.process_group import (
     ProcessGroupCommunicator,
@@ -40,6 +41,9 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
             for subgroup, group in zip(subgroups, groups, strict=True)
             if self._world_rank in subgroup
         )
+
+    def replica_mesh(self, device: torch.device) -> DeviceMesh:
+        return DeviceMesh.from_group(self._replica_group, device.type)
 
     def _broadcast_first(self, vector: torch.Tensor) -> object:
         return dist.broadcast(vector, 0)

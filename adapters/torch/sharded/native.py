@@ -13,7 +13,7 @@ from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.torch.base.tensors import TensorOrShard
 from isotrain.adapters.torch.comm.base import Communicator
 from isotrain.adapters.torch.optim.lamb import Lamb
-from isotrain.adapters.torch.optim.native import clip_gradients
+from isotrain.adapters.torch.optim.native import clip_shards
 from isotrain.adapters.torch.sharded.lazy_parameters import LazyParameters
 from isotrain.adapters.torch.sharded.trainer import ShardedTrainer
 from isotrain.adapters.torch.sharded.weights import ShardedWeights
@@ -71,20 +71,8 @@ class ShardedNativeTrainer(ShardedTrainer, NativeTrainer):
     def apply(self, norm: torch.Tensor | None = None) -> None:
         """Clips by the scalar norms of the unsharded gradients, and updates this replica's shards."""
         if self._clip is not None:
-            self._clip_shards(self._clip)
+            clip_shards(self.updated, self._clip, self.sharded_weights.norms)
         self._update()
-
-    def _clip_shards(self, clip: Any) -> None:
-        if clip.value is not None:
-            clip_gradients(self.updated, clip)
-            return
-        norms = self.sharded_weights.norms([shard.grad for shard in self.updated])
-        if clip.global_norm is not None:
-            norm = torch.linalg.vector_norm(torch.stack(norms))
-            nn.utils.clip_grads_with_norm_(self.updated, clip.global_norm, norm)
-            return
-        for shard, norm in zip(self.updated, norms, strict=True):
-            nn.utils.clip_grads_with_norm_([shard], clip.norm, norm)
 
     def _local_slots(self) -> dict[str, TensorOrShard]:
         return {name: self._local_slot(name, slot) for name, slot in self.optimizer_state().items()}

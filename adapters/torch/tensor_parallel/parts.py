@@ -24,7 +24,7 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Sums the gradient, of the tensor's shape. Collective."""
-        return ctx.all_reduce(gradient.contiguous()), None
+        return _Sum.apply(gradient, ctx.all_reduce), None
 
 
 class _Sum(torch.autograd.Function):
@@ -33,12 +33,13 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
         """Sums a tensor of any shape. Collective."""
+        ctx.all_reduce = all_reduce
         return all_reduce(tensor.contiguous())
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Returns the gradient, of the result's shape."""
-        return gradient, None
+        return _Copy.apply(gradient, ctx.all_reduce), None
 
 
 class TorchParts:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from isotrain.adapters.keras.tensor_parallel import require_portable
+from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.comm.base import Wait, all_reduce_mean_flat
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
@@ -29,7 +30,7 @@ class TensorParallelReplicaGroup(TorchReplicaGroup):
         backend_config: BackendConfig,
         device: torch.device,
         connect: Callable[[], PipelineCommunicator],
-        layers: Sequence[str],
+        layers: Sequence[str] | Mapping[str, str],
     ) -> None:
         """Builds the model, connects to the other processes, and cuts layers. Collective.
 
@@ -38,7 +39,7 @@ class TensorParallelReplicaGroup(TorchReplicaGroup):
             backend_config: Backend configuration of the plan.
             device: Device of this process.
             connect: Makes the communicator; called once the model is built.
-            layers: Names, or patterns of names, of the layers to cut; empty for all that can be.
+            layers: The layers to cut, as `TensorParallelBackend.start_tensor_parallel` gets them.
         """
         super().__init__(spec, backend_config, device, connect)
         self.trainer.cut(self.communicator, layers)
@@ -47,11 +48,30 @@ class TensorParallelReplicaGroup(TorchReplicaGroup):
     def _build(self, spec: TrainingSpec, device: torch.device) -> TensorParallelTrainer:
         frozen = build_frozen(spec, device)
         model = build_model(spec)
-        return TensorParallelTrainer(spec, require_portable(model), frozen)
+        if isinstance(model, nn.Module) and not keras_backend.is_keras_instance(model, "Layer"):
+            from isotrain.adapters.torch.tensor_parallel.native import NativeTensorParallelTrainer
+
+            return NativeTensorParallelTrainer(spec, model, device, frozen)
+        from isotrain.adapters.keras.tensor_parallel import require_portable
+        from isotrain.adapters.torch.tensor_parallel.keras import KerasTensorParallelTrainer
+
+        return KerasTensorParallelTrainer(spec, require_portable(model), frozen)
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        self._check_cuts(batch)
         self.reshard_weights()
         return super().synchronous_step(batch, learning_rate)
+
+    def evaluation_step(self, batch: Batch) -> None:
+        self._check_cuts(batch)
+        super().evaluation_step(batch)
+
+    def _check_cuts(self, batch: Batch) -> None:
+        """Checks the cuts on the first micro-batch with samples, which the parts have in common."""
+        for micro_batch in batch.slices[0]:
+            if micro_batch.count:
+                self.trainer.check_cuts(micro_batch.inputs)
+                break
 
     def _reduced_gradients(self, batch: Batch) -> tuple[Wait, float]:
         """Computes gradients into `.grad`, averaged over the same part of all replicas. Collective."""
@@ -94,7 +114,7 @@ class TensorParallelReplicaGroup(TorchReplicaGroup):
         self.trainer.forget_gathered()
 
     def plan_notes(self) -> list[str]:
-        return super().plan_notes() + [each.describe() for each in self.trainer.cuts]
+        return [*super().plan_notes(), *self.trainer.cut_notes]
 
     def _sum_of_step(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.communicator.all_reduce(tensor, "sum")

@@ -1,71 +1,55 @@
-"""Trainer of one part of a tensor-parallel replica of a portable (Keras) model."""
+"""Base class of the trainers of one part of a tensor-parallel replica, Keras or native."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.keras.tensor_parallel import Cut, find_cuts, part_bounds
 from isotrain.adapters.torch.base.tensors import (
     TensorOrShard,
     TensorShard,
     overwrite,
     shard_slices,
 )
-from isotrain.adapters.torch.graph.trace import Compute
-from isotrain.adapters.torch.optim.keras_foreach import keras_update
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
-from isotrain.adapters.torch.tensor_parallel.parts import TorchParts
-from isotrain.adapters.torch.trainer.keras import KerasTrainer
+from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.state import Section
-from isotrain.plugin import IsotrainError, StateKind, TrainingSpec, UnsupportedError, unknown_name
+from isotrain.plugin import IsotrainError, StateKind, unknown_name
 
 
-class TensorParallelTrainer(KerasTrainer):
-    """Trainer of a Keras model, of some weights of which this process has a part.
+class TensorParallelTrainer(ReplicaTrainer):
+    """Trainer of a model, of some weights of which this process has a part.
 
     Attributes:
-        cuts: Layers that are cut; empty before `cut`.
+        cut_notes: Lines for the plan on what is cut; none before `cut`.
     """
 
-    cuts: Sequence[Cut] = ()
+    cut_notes: Sequence[str] = ()
     _communicator: PipelineCommunicator
     _cut_weights: Mapping[int, TensorShard] = MappingProxyType({})
-    _slot_weights: Mapping[int, int] = MappingProxyType({})
     _gathered: Mapping[str, torch.Tensor] = MappingProxyType({})
 
-    def cut(self, communicator: PipelineCommunicator, layers: Sequence[str]) -> None:
-        """Keeps this process's part of the weights of some layers, and optimizer state for it. Local.
+    @abstractmethod
+    def cut(
+        self, communicator: PipelineCommunicator, layers: Sequence[str] | Mapping[str, str]
+    ) -> None:
+        """Keeps this process's part of the weights of some layers, and optimizer state for it. Collective.
 
         Args:
             communicator: Communicator with the other parts of the replica, which have the same weights.
-            layers: Names, or patterns of names, of the layers; empty for all that can be cut.
+            layers: The layers, as `TensorParallelBackend.start_tensor_parallel` gets them.
 
         Raises:
-            SpecError: There is nothing to cut, or there are fewer units, heads or rows than parts.
+            SpecError: There is nothing to cut, or a layer cannot be cut so.
         """
-        parts = TorchParts(communicator)
-        self._communicator = communicator
-        self.cuts = find_cuts(self.model, parts.degree, layers)
-        axes = {id(variable): axis for each in self.cuts for variable, axis in each.axes}
-        cut_weights: dict[int, TensorShard] = {}
-        for index, variable in enumerate(self._variables):
-            if id(variable) not in axes:
-                continue
-            weight, axis = variable.value, axes[id(variable)]
-            shape, (start, length) = weight.shape, part_bounds(weight.shape[axis], parts)
-            weight.data = weight.detach().narrow(axis, start, length).clone()
-            keras_private.set_shape(variable, weight.shape)
-            offset = [start if each == axis else 0 for each in range(len(shape))]
-            cut_weights[index] = TensorShard(weight, shape, offset)
-        for each in self.cuts:
-            each.apply(parts)
-        self._cut_weights = cut_weights
-        self._build_optimizer(self.optimizer.name)
+
+    def check_cuts(self, inputs: Any) -> None:
+        """Compares the model with the uncut one on a micro-batch, where a rule cannot tell. Collective."""
+        return
 
     @property
     def is_gathered(self) -> bool:
@@ -88,35 +72,17 @@ class TensorParallelTrainer(KerasTrainer):
 
     def norms(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """L2 norms, scalars, of whole tensors, from parts cut as the trainable weights are. Collective."""
+        return self._norms_of(tensors, range(len(tensors)))
+
+    def _norms_of(
+        self, tensors: Sequence[torch.Tensor], indices: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Norms as of `norms`; `indices` are those of the weights that are cut like the tensors."""
         counts = self._communicator.topology.process == 0
         squares = torch.stack([each.square().sum() for each in tensors])
-        kept = [counts or index in self._cut_weights for index in range(len(tensors))]
+        kept = [counts or index in self._cut_weights for index in indices]
         total = self._communicator.sum_in_replica(squares * squares.new_tensor(kept))
         return list(total.sqrt().unbind())
-
-    def _build_optimizer_state(self) -> None:
-        """Builds the optimizer's state variables for this process's parts."""
-        super()._build_optimizer_state()
-        if not self._cut_weights:
-            return
-        variables = self._updated_variables
-        self.update = keras_update(
-            self._spec, self.optimizer, variables, self.norms, self._option_groups
-        )
-        if self.update is None:
-            raise UnsupportedError(
-                "strategy tensor: only Keras itself can update such weights (of several dtypes, or with"
-                " constraints), and it has no norms of parts. Use strategy data-parallel."
-            )
-        self._slot_weights = {
-            id(slot): index
-            for slots in keras_private.slots_of(self.optimizer).values()
-            for index, slot in enumerate(slots)
-        }
-
-    def _graph_cache(self, spec: TrainingSpec, training: bool) -> Compute:
-        """The eager computation: layers that are cut communicate."""
-        return self._make_loss_computer(spec, training)
 
     def sections(self) -> dict[StateKind, Section]:
         """State by kind; of weights that are cut, and of their optimizer state, this process's part."""
@@ -142,21 +108,13 @@ class TensorParallelTrainer(KerasTrainer):
         if name in self._gathered:
             overwrite(name, self._gathered[name], value)
 
+    @abstractmethod
     def _read_slots(self) -> dict[str, TensorOrShard]:
-        return {name: self._local_slot(slot) for name, slot in self._slots().items()}
+        """Optimizer state by name, marked as a part where its weight is cut."""
 
-    def _local_slot(self, slot: Any) -> TensorOrShard:
-        """A slot variable's value, marked as a part if its weight is cut; any shape."""
-        value: torch.Tensor = slot.value
-        shard = self._cut_weights.get(self._slot_weights.get(id(slot), -1))
-        if shard is None or value.shape != shard.local.shape:
-            return value
-        return TensorShard(value, shard.shape, shard.offset)
-
-    def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
-        slots = self._read_slots()
-        if name not in slots:
-            raise IsotrainError(unknown_name("optimizer slot", name, slots))
-        overwrite(f"optimizer/{name}", slots[name], value)
-        if self.update is not None:
-            self.update.forget()
+    def _as_part(self, slot: torch.Tensor, index: int) -> TensorOrShard:
+        """A slot's value, marked as a part if the weight with this index is cut; any shape."""
+        shard = self._cut_weights.get(index)
+        if shard is None or slot.shape != shard.local.shape:
+            return slot
+        return TensorShard(slot, shard.shape, shard.offset)

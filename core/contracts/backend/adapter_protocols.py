@@ -102,7 +102,7 @@ class TensorParallelBackend(Protocol):
         spec: TrainingSpec,
         backend_config: BackendConfig,
         context: ProcessContext,
-        layers: Sequence[str],
+        layers: Sequence[str] | Mapping[str, str],
     ) -> ReplicaGroup:
         """Starts a process of a tensor-parallel run; its group is a `FullyShardedGroup`. Collective.
 
@@ -110,7 +110,8 @@ class TensorParallelBackend(Protocol):
             spec: Training spec.
             backend_config: Backend settings that the plan resolved.
             context: Process context of this process, with an axis `tensor` in its device mesh.
-            layers: Names, or patterns of names, of the layers to cut; empty for all that can be.
+            layers: Names, or patterns of names, of the layers to cut; empty for all that a rule finds.
+                Modules of a native model, by name, with the style in which each is cut.
 
         Raises:
             SpecError: No layer can be cut, or one has fewer heads or units than there are parts.

@@ -1,0 +1,383 @@
+"""Trainer of one part of a tensor-parallel replica of a native model, by torch's `parallelize_module`."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import dropout
+
+from isotrain.adapters.common.model_call import model_call
+from isotrain.adapters.common.outputs import as_plain_tree
+from isotrain.adapters.torch.base import gpu
+from isotrain.adapters.torch.base.tensors import (
+    TensorOrShard,
+    TensorShard,
+    restored_after,
+    shard_slices,
+)
+from isotrain.adapters.torch.optim.lamb import Lamb
+from isotrain.adapters.torch.optim.native import clip_shards
+from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
+from isotrain.adapters.torch.tensor_parallel.trainer import TensorParallelTrainer
+from isotrain.adapters.torch.trainer.native import NativeTrainer
+from isotrain.plugin import SpecError, TrainingSpec, UnsupportedError, map_tree
+
+_STYLES: Mapping[str, Callable[[bool], ParallelStyle]] = {
+    "colwise": lambda is_embedding: ColwiseParallel(),
+    "colwise-gather": lambda is_embedding: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise": lambda is_embedding: RowwiseParallel(
+        input_layouts=Replicate() if is_embedding else Shard(-1)
+    ),
+}
+"""Styles of torch by name; each is made for a Linear, or for an Embedding."""
+_KNOWN = "colwise, colwise-gather (its outputs are gathered) or rowwise"
+
+
+class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
+    """Trainer of a torch module, of which some Linear and Embedding modules are cut.
+
+    The model computes with DTensors. Optimizer and named state have this process's parts of these.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        model: nn.Module,
+        device: torch.device,
+        frozen: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        self._uncut: _Uncut | None = _Uncut(model, spec)
+        self._distributed: list[tuple[DTensor, nn.Parameter]] = []
+        super().__init__(spec, model, device, frozen)
+
+    def cut(
+        self, communicator: PipelineCommunicator, layers: Sequence[str] | Mapping[str, str]
+    ) -> None:
+        self._communicator = communicator
+        modules = self._modules_to_cut(layers)
+        mesh = communicator.replica_mesh(self._device)
+        for name, style in modules.items():
+            module = self.model.get_submodule(name)
+            _require_equal_parts(name, module, style, mesh.size())
+            made = _STYLES[style](isinstance(module, nn.Embedding))
+            parallelize_module(self.model, mesh, {name: made})
+        parameters = dict(self.model.named_parameters())
+        trainable, cut_weights = dict(self.trainable), {}
+        for index, name in enumerate(self.trainable):
+            weight = parameters[name]
+            if not isinstance(weight, DTensor):
+                continue
+            trainable[name] = local = nn.Parameter(weight.detach().to_local())
+            self._distributed.append((weight, local))
+            (placement,) = weight.placements
+            if isinstance(placement, Shard):
+                start = mesh.get_local_rank() * local.shape[placement.dim]
+                offset = [start * (axis == placement.dim) for axis in range(weight.dim())]
+                cut_weights[index] = TensorShard(local, weight.shape, offset)
+        self._cut_weights, self.trainable = cut_weights, trainable
+        self.cut_notes = [
+            _describe(name, self.model.get_submodule(name), style)
+            for name, style in modules.items()
+        ]
+        self._build_optimizer(trainable)
+        if isinstance(self.optimizer, Lamb):
+            self.optimizer.norms = self._norms_of_weight
+
+    def _modules_to_cut(self, layers: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+        """Names of the modules to cut, each with its style.
+
+        Raises:
+            SpecError: The option does not fit the model.
+            UnsupportedError: The spec asks for what cannot be compared with the uncut model.
+        """
+        modules = {
+            name: module
+            for name, module in self.model.named_modules()
+            if type(module) in (nn.Linear, nn.Embedding)
+        }
+        can_be_cut = f"Modules that can be cut here: {', '.join(modules) or 'none'}."
+        if not isinstance(layers, Mapping):
+            raise SpecError(
+                "strategy tensor: layers: for a native model, expected names of Linear and Embedding modules,"
+                f" or patterns of names, each with its style ({_KNOWN}), received {[*layers]}."
+                f" {can_be_cut}"
+            )
+        if self._spec.objective or self._spec.random_layers == "per-sample":
+            raise UnsupportedError(
+                "strategy tensor: a native model that is cut is compared with the uncut one, which objective"
+                " and random_layers: per-sample do not allow. Leave them out, or use a portable model."
+            )
+        styles: dict[str, str] = {}
+        for pattern, style in layers.items():
+            matched = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
+            if style not in _STYLES:
+                raise SpecError(
+                    f"strategy tensor: layers: {pattern!r}: expected {_KNOWN}, received {style!r}."
+                )
+            if not matched:
+                raise SpecError(
+                    f"strategy tensor: layers: {pattern!r}: no Linear or Embedding has such a name."
+                    f" {can_be_cut}"
+                )
+            styles |= dict.fromkeys(matched, style)
+        tied = {name for names in self.aliases.items() for name in (names[0], *names[1])}
+        for name in styles:
+            weights = {f"{name}.{each}" for each, _ in modules[name].named_parameters()}
+            for reason, refused in (("tied", weights & tied), ("frozen", weights & {*self.frozen})):
+                if refused:
+                    raise SpecError(
+                        f"strategy tensor: layers: {min(refused)} is {reason}, and only modules with"
+                        f" trainable weights of their own can be cut. Leave {name} out."
+                    )
+        return styles
+
+    def check_cuts(self, inputs: Any) -> None:
+        """Compares the model with the uncut one on a micro-batch, at the first call. Collective.
+
+        Raises:
+            SpecError: It computes something else, or draws other random numbers.
+        """
+        if self._uncut is None:
+            return
+        uncut, self._uncut = self._uncut, None
+        self.gather()
+        weights = self.trainable | dict(self._gathered) | self.frozen
+        for name, module in self.model.named_modules():
+            uncut.model.get_submodule(name).training = module.training
+        expected = self._run(uncut.call_with(weights), uncut.model, inputs)
+        self.forget_gathered()
+        try:
+            received = self._run(self._call, self.model, inputs)
+            if self._cut_dropouts(expected.dropout_shapes, received.dropout_shapes):
+                received = self._run(self._call, self.model, inputs)
+        except RuntimeError as error:
+            raise SpecError(
+                f"strategy tensor: layers: the parts of the modules do not fit together: {error}"
+            ) from error
+        if difference := expected.difference(received, self._autocast_dtype):
+            raise SpecError(
+                f"strategy tensor: layers: the model with cut modules {difference} than the uncut one. The"
+                " outputs of a colwise module go, through elementwise operations and torch.nn.Dropout alone,"
+                " to a rowwise one; others are gathered by colwise-gather."
+            )
+
+    def _run(self, call: Callable[[Any], Any], model: nn.Module, inputs: Any) -> _Pass:
+        """Runs a model in training mode, and restores what that changes."""
+        shapes: dict[str, list[torch.Size]] = {}
+        handles = [
+            module.register_forward_pre_hook(
+                lambda module, args, name=name: shapes.setdefault(name, []).append(args[0].shape)
+            )
+            for name, module in model.named_modules()
+            if type(module) is nn.Dropout
+        ]
+        with (
+            torch.random.fork_rng(),
+            torch.no_grad(),
+            self.step.alone(),
+            restored_after([*self.frozen.values()]),
+            self.carry.preserving_state(),
+        ):
+            outputs = self.with_autocast(call)(inputs)
+            states = [gpu.rng_state(device) for device in (gpu.CPU, *gpu.in_use())]
+        for handle in handles:
+            handle.remove()
+        return _Pass(outputs, states, shapes)
+
+    def _cut_dropouts(
+        self, whole: Mapping[str, list[torch.Size]], parts: Mapping[str, list[torch.Size]]
+    ) -> bool:
+        """Lets each Dropout whose inputs are cut draw for the uncut ones; returns whether there are any.
+
+        Args:
+            whole: Shapes of the inputs of each Dropout in the uncut model.
+            parts: Those in the model with cut modules.
+        """
+        topology = self._communicator.topology
+        found = False
+        for name, shapes in parts.items():
+            uncut, part = whole[name][0], shapes[0]
+            axes = [axis for axis, size in enumerate(part) if uncut[axis] != size]
+            if len(uncut) == len(part) and len(axes) == 1:
+                module, found = self.model.get_submodule(name), True
+                module.forward = functools.partial(
+                    _drop_as_whole, module, axes[0], topology.process, topology.processes
+                )
+        return found
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss)
+        for weight, local in self._distributed:
+            gradient = weight.grad
+            if gradient is not None:
+                local.grad = gradient.redistribute(placements=weight.placements).to_local()
+
+    def zero_gradients(self) -> None:
+        super().zero_gradients()
+        for weight, _ in self._distributed:
+            weight.grad = None
+
+    def apply(self, norm: torch.Tensor | None = None) -> None:
+        """Clips by the scalar norms of the uncut gradients, and updates this process's parts. Collective."""
+        self._check_first_update()
+        if self._clip is not None:
+            clip_shards(self.updated, self._clip, self.norms)
+        self._update()
+
+    def _norms_of_weight(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """L2 norms, scalars, of a weight and of tensors that are cut as it is. Collective."""
+        index = next(index for index, each in enumerate(self.updated) if each is tensors[0])
+        return self._norms_of(tensors, [index] * len(tensors))
+
+    def _read_slots(self) -> dict[str, TensorOrShard]:
+        slots = self.optimizer_state().items()
+        return {name: self._as_part(slot, self._index_of(name)) for name, slot in slots}
+
+    def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
+        shard = self._cut_weights.get(self._index_of(name))
+        if shard is not None and value.shape == shard.shape:
+            value = value[shard_slices(shard)]
+        super().write_optimizer_slot(name, value)
+
+    def _index_of(self, slot: str) -> int:
+        """Index of the weight that an optimizer state tensor belongs to; -1 for a global one."""
+        names = list(self.trainable)
+        owner = slot.rpartition("/")[0]
+        return names.index(owner) if owner in names else -1
+
+
+class _Uncut(nn.Module):
+    """A copy of a model without memory for its weights, which computes with weights that it is given."""
+
+    def __init__(self, model: nn.Module, spec: TrainingSpec) -> None:
+        super().__init__()
+        tensors = [*model.parameters(), *model.buffers()]
+        memo: dict[int, Any] = {id(each): torch.empty_like(each, device="meta") for each in tensors}
+        memo |= {id(each): nn.Parameter(memo[id(each)], False) for each in model.parameters()}
+        try:
+            self.model = copy.deepcopy(model, memo)
+        except Exception as error:  # whatever attributes of a user's module raise
+            raise SpecError(
+                "strategy tensor: a native model that is cut is compared with the uncut one, and a copy of"
+                f" this {type(model).__name__} cannot be made: {error}"
+            ) from error
+        call = model_call(spec, "torch", self.model)
+        self.forward = lambda inputs: call(inputs)
+
+    def call_with(self, weights: Mapping[str, torch.Tensor]) -> Callable[[Any], Any]:
+        """The forward pass with weights and buffers, by name; it changes none of them."""
+        tensors = {f"model.{name}": each.detach().clone() for name, each in weights.items()}
+        return lambda inputs: torch.func.functional_call(self, tensors, (inputs,))
+
+
+class _Pass:
+    """Outputs and draws of a forward pass in training mode.
+
+    Attributes:
+        dropout_shapes: Shapes of the inputs of each Dropout, by name.
+    """
+
+    def __init__(
+        self,
+        outputs: Any,
+        generator_states: Sequence[torch.Tensor],
+        dropout_shapes: Mapping[str, list[torch.Size]],
+    ) -> None:
+        self._outputs: list[torch.Tensor] = []
+        map_tree(self._outputs.append, as_plain_tree(outputs), lists=True)
+        self._generator_states = generator_states
+        self.dropout_shapes = dropout_shapes
+
+    def difference(self, other: _Pass, precision: torch.dtype | None) -> str:
+        """Difference of the other one, for a message; empty if there is none.
+
+        Args:
+            other: Pass of a model that should compute the same.
+            precision: Dtype in which both computed; None for that of the outputs.
+        """
+        pairs = list(zip(self._outputs, other._outputs, strict=True))
+        for expected, received in pairs:
+            if expected.shape != received.shape:
+                return f"returns a shape {[*received.shape]}, other than {[*expected.shape]},"
+        states = zip(self._generator_states, other._generator_states, strict=True)
+        if not all(torch.equal(*pair) for pair in states):
+            return "draws other random numbers"
+        floating = [pair for pair in pairs if pair[0].is_floating_point()]
+        are_close = all(_are_close(*pair, precision) for pair in floating)
+        return "" if are_close else "returns other numbers"
+
+
+def _are_close(
+    expected: torch.Tensor, received: torch.Tensor, precision: torch.dtype | None
+) -> bool:
+    """Whether two tensors of one shape differ by rounding in a dtype, by default their own, at most."""
+    bound = torch.finfo(precision or expected.dtype).eps ** 0.5
+    largest = expected.nan_to_num(posinf=0, neginf=0).abs().max() if expected.numel() else 0.0
+    within = bound * max(1.0, float(largest))
+    return torch.allclose(received, expected, bound, within, equal_nan=True)
+
+
+def _require_equal_parts(name: str, module: nn.Module, style: str, degree: int) -> None:
+    """Refuses a module that has no equal parts.
+
+    Raises:
+        SpecError: The length of its weight is not a multiple of the degree.
+    """
+    weight: torch.Tensor = module.weight
+    axis = int((style == "rowwise") != isinstance(module, nn.Embedding))
+    if weight.shape[axis] % degree:
+        raise SpecError(
+            f"strategy tensor: layers: {name}: {style} cuts axis {axis} of its weight, of shape"
+            f" {[*weight.shape]}: expected a multiple of degree {degree}. Choose another degree, or leave it"
+            " out."
+        )
+
+
+def _describe(name: str, module: nn.Module, style: str) -> str:
+    """A line for the plan: the module, its weight, and what is communicated."""
+    weight: torch.Tensor = module.weight
+    outputs, inputs = weight.shape[:2]
+    if isinstance(module, nn.Embedding):
+        outputs, inputs = inputs, 0
+    numbers = {
+        "colwise": f"sum {inputs} numbers a position backward",
+        "colwise-gather": f"gather {outputs} numbers a position forward, and sum {inputs} backward",
+        "rowwise": f"sum {outputs} numbers a position forward",
+    }[style]
+    local = (weight.to_local() if isinstance(weight, DTensor) else weight).shape
+    cut = f"cut weight {[*weight.shape]} to {[*local]} here"
+    return f"tensor: {name}: {style}: {cut}; the parts {numbers}"
+
+
+def _drop_as_whole(
+    module: nn.Dropout, axis: int, index: int, parts: int, inputs: torch.Tensor
+) -> torch.Tensor:
+    """Draws for the uncut inputs, and drops this process's part, so that it drops as without cuts.
+
+    Args:
+        module: The Dropout.
+        axis: Axis of the inputs that is cut.
+        index: Index of this process's part.
+        parts: Number of parts.
+        inputs: This process's part of the inputs.
+    """
+    if not module.training or not module.p:
+        return inputs
+    length = inputs.shape[axis]
+    shape = [*inputs.shape]
+    shape[axis] = length * parts
+    factors = dropout(inputs.new_ones(shape), module.p)
+    return inputs * factors.narrow(axis, index * length, length)

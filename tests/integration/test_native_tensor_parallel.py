@@ -1,0 +1,237 @@
+"""Strategy `tensor` with native modules, which torch's `parallelize_module` cuts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.core.errors import RunFailedError
+
+STYLES = {
+    "words": "rowwise",
+    "blocks.*.query": "colwise",
+    "blocks.*.key": "colwise",
+    "blocks.*.value": "colwise",
+    "blocks.*.out": "rowwise",
+    "blocks.*.up": "colwise",
+    "blocks.*.down": "rowwise",
+    "classes": "colwise-gather",
+}
+
+
+def cut(degree: int = 2, **layers: str) -> dict[str, Any]:
+    options = {"degree": degree, "layers": layers or STYLES}
+    return {"strategy": {"name": "tensor", "options": options}}
+
+
+def transformer(rate: float = 0.0, tied: bool = False) -> Any:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(8, 8, bias=False) for _ in range(3))
+            self.scores, self.out = nn.Dropout(rate), nn.Linear(8, 8)
+            self.norm = nn.LayerNorm(8)
+            self.up, self.drop, self.down = nn.Linear(8, 12), nn.Dropout(rate), nn.Linear(12, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, length, _ = x.shape
+            query, key, value = (
+                each(x).view(batch, length, -1, 2).transpose(1, 2)
+                for each in (self.query, self.key, self.value)
+            )
+            scores = self.scores(torch.softmax(query @ key.transpose(-1, -2), -1))
+            heads = (scores @ value).transpose(1, 2).reshape(batch, length, -1)
+            x = self.norm(x + self.out(heads))
+            return x + self.down(self.drop(functional.silu(self.up(x))))
+
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(12, 8)
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+            self.classes = nn.Linear(8, 4)
+            if tied:
+                self.blocks[1].up.weight = self.blocks[0].up.weight
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.words(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return self.classes(x.mean(1))
+
+    return Transformer()
+
+
+def with_hidden_draws() -> Any:
+    """A model that draws between cut modules without a Dropout."""
+    from torch import nn
+    from torch.nn import functional
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.up, self.down = nn.Embedding(12, 8), nn.Linear(8, 12), nn.Linear(12, 4)
+
+        def forward(self, tokens: Any) -> Any:
+            hidden = functional.dropout(self.up(self.words(tokens).mean(1)), 0.5, self.training)
+            return self.down(hidden)
+
+    return Net()
+
+
+def tokens() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return generator.integers(0, 12, (22, 5), np.int64), generator.integers(0, 4, 22)
+
+
+SPEC = {
+    "model": {"torch": transformer},
+    "data": tokens,
+    "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
+    "optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.25},
+    "clip": {"global_norm": 0.5},
+    "gradient_accumulation_steps": 2,
+    "global_batch_size": 8,
+    "epochs": 2,
+    "seed": 1,
+    "precision": "float64",
+    "threads": 1,
+}
+
+
+def trained(
+    replicas: int, folder: Path, name: str = "run", resume: Any = None, **fields: Any
+) -> Any:
+    return isotrain.run(
+        {**SPEC, **fields},
+        backend="torch-ddp",
+        replicas=replicas,
+        output=folder / f"{name}-{replicas}",
+        quiet=True,
+        **({} if resume is None else {"resume": resume}),
+    )
+
+
+def assert_equal(result: Any, expected: Any) -> None:
+    assert result.weights.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(result.weights[name], weight, 0, 1e-12, err_msg=name)
+    np.testing.assert_allclose(result.last_loss, expected.last_loss, 0, 1e-12)
+
+
+MEASURED = {"gradient_norm": True, "ema": {"decay": 0.875}}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "degree"),
+    [(1, 2), *[pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 2), (1, 4))]],
+)
+def test_cut_modules_train_as_one_replica(tmp_path: Path, replicas: int, degree: int) -> None:
+    expected = trained(1, tmp_path, "one", **MEASURED)
+    assert_equal(trained(replicas, tmp_path, **MEASURED, **cut(degree)), expected)
+
+
+@pytest.mark.slow
+def test_dropout_drops_the_same_between_cut_modules(tmp_path: Path) -> None:
+    fields = {"model_args": {"rate": 0.25}}
+    expected = trained(2, tmp_path, "whole", **fields)
+    assert_equal(trained(2, tmp_path, **fields, **cut()), expected)
+
+
+@pytest.mark.slow
+def test_norms_are_those_of_whole_weights(tmp_path: Path) -> None:
+    fields = {"optimizer": {"name": "lamb", "lr": 0.0625}, "clip": {"norm": 0.25}}
+    expected = trained(1, tmp_path, "one", **fields)
+    assert_equal(trained(1, tmp_path, **fields, **cut()), expected)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path) -> None:
+    fields = {"epochs": None, "checkpoint": {"every_steps": 2}}
+    expected = trained(1, tmp_path, "one", steps=6, **fields)
+    before = None
+    sharded = {"strategy": {"name": "sharded", "options": {"stage": 3}}}
+    for part, (replicas, strategy) in enumerate([(1, cut()), (2, sharded), (1, cut(4))]):
+        resume = None if before is None else before.run_directory
+        steps = 2 * part + 2
+        before = trained(replicas, tmp_path, f"{part}", resume, steps=steps, **fields, **strategy)
+    assert_equal(before, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"strategy": "tensor"}, r"expected names of Linear .* can be cut here: words, blocks\.0"),
+        (cut(nope="colwise"), r"'nope': no Linear or Embedding has such a name"),
+        (cut(classes="columns"), r"'classes': expected colwise, .* received 'columns'"),
+        (cut(3), r"words: rowwise cuts axis 0 .* expected a multiple of degree 3|query: colwise"),
+        (cut(classes="colwise"), r"returns a shape \[\d+, 2\], other than \[\d+, 4\], than"),
+        (cut(classes="rowwise"), r"the parts of the modules do not fit together"),
+        (
+            {"model_args": {"tied": True}, **cut()},
+            r"blocks\.[01]\.up\.weight is tied, .* Leave blocks\.[01]\.up out",
+        ),
+        (
+            {"initial_weights": {"freeze": "blocks.0.up.*"}, **cut()},
+            r"blocks\.0\.up\.\w+ is frozen",
+        ),
+        (
+            {"model": {"torch": with_hidden_draws}, **cut(up="colwise", down="rowwise")},
+            r"draws other random numbers than the uncut one",
+        ),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(
+    tmp_path: Path, fields: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(RunFailedError, match=reason):
+        trained(1, tmp_path, **fields)
+
+
+@pytest.mark.slow
+def test_horovod_has_no_process_groups_to_cut_over(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="which this backend does not have"):
+        isotrain.run(
+            {**SPEC, **cut()}, backend="horovod-torch", replicas=1, output=tmp_path, quiet=True
+        )
+
+
+@pytest.mark.slow
+def test_the_layers_of_a_portable_model_have_no_styles(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="expected their names, without styles"):
+        trained(1, tmp_path, model=portable, **cut())
+
+
+def portable() -> Any:
+    import keras
+
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(4)])
+
+
+def notes(session: isotrain.Session) -> list[str]:
+    return [each for each in session.setup_notes() if each.startswith("tensor: ")]
+
+
+@pytest.mark.slow
+def test_the_plan_says_what_is_cut_and_communicated(tmp_path: Path) -> None:
+    found, _ = isotrain.launch(
+        notes, {**SPEC, **cut()}, backend="torch-ddp", replicas=1, output=tmp_path
+    )
+    assert len(found) == 14
+    assert (
+        "tensor: blocks.0.up: colwise: cut weight [12, 8] to [6, 8] here; the parts sum 8 numbers a position"
+        " backward" in found
+    )
+    assert (
+        "tensor: words: rowwise: cut weight [12, 8] to [6, 8] here; the parts sum 8 numbers a position"
+        " forward" in found
+    )
