@@ -14,8 +14,8 @@ from isotrain.adapters.horovod.torch_comm import tensor_name, to_sendable
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator, unsupported_collective
 from isotrain.plugin import DATA, BackendConfig, ProcessContext, ReduceOp, Subgroups
 
-_NAMES = 512
-"""Names of transfers of one shape between two processes: more than are ever in flight at once."""
+_NAMES = 1 << 16
+"""Names of transfers of one shape between two processes, used in turn: more than are in flight at once."""
 
 
 class HorovodPipelineCommunicator(PipelineCommunicator):
