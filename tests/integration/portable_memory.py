@@ -35,6 +35,22 @@ def convolutional() -> Any:
     )
 
 
+def deep_convolutional() -> Any:
+    """A model so deep that the order in which TensorFlow computes gradients changes little."""
+    import keras
+
+    layers = [
+        layer
+        for _ in range(16)
+        for layer in (
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.BatchNormalization(),
+        )
+    ]
+    last = [keras.layers.Flatten(), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((64,)), keras.layers.Reshape((8, 8, 1)), *layers, *last])
+
+
 def transformer() -> Any:
     import keras
 
@@ -103,6 +119,7 @@ def spec(model: Any, **fields: Any) -> dict[str, Any]:
 SPECS: dict[str, dict[str, Any]] = {
     "dense": spec(dense),
     "convolutional": spec(convolutional),
+    "deep convolutional": spec(deep_convolutional),
     "transformer": spec(transformer),
 }
 
