@@ -184,21 +184,33 @@ def _resolve(
     )
 
 
-def plan_of_members(plan: Plan, spec: TrainingSpec, processes: tuple[ProcessInfo, ...]) -> Plan:
+def plan_of_members(
+    plan: Plan, resolved_spec: ResolvedSpec, processes: tuple[ProcessInfo, ...]
+) -> Plan:
     """The plan with which the members of an elastic run go on.
+
+    The collective is resolved anew: a plan of one replica has none.
 
     Args:
         plan: Plan with which the run began.
-        spec: Its spec, with the model.
+        resolved_spec: Its spec with its plugin references resolved.
         processes: The members, each with one replica, by rank.
     """
+    count, collective = len(processes), "none"
+    if count > 1:
+        adapter = resolved_spec.plugins.backend(plan.backend)
+        resolved = adapter.resolve_collective(
+            plan.requested_collective, device=plan.device, replicas=count
+        )
+        layout = resolved_spec.strategy.parallel_layout.for_replicas(count)
+        collective = layout.collective(adapter, resolved)
     return replace(
         plan,
-        **_spec_fields(spec, len(processes)),
+        **_spec_fields(resolved_spec.spec_with_model, count),
         processes=processes,
-        replicas=len(processes),
-        device_mesh=DeviceMesh({DATA: len(processes)}),
-        collective=plan.collective if len(processes) > 1 else "none",
+        replicas=count,
+        device_mesh=DeviceMesh({DATA: count}),
+        collective=collective,
     )
 
 

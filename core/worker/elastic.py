@@ -120,7 +120,7 @@ class ElasticRun:
         alone = replace(
             context, rank=0, processes=(replace(context.local_process, rank=0, replicas=(0,)),)
         )
-        plan = plan_of_members(self._job.plan, resolved_spec.spec_with_model, alone.processes)
+        plan = plan_of_members(self._job.plan, resolved_spec, alone.processes)
         with gc_paused():  # it imports the framework
             group = open_group(resolved_spec, plan, alone, None)
         state = model_bytes(resolved_spec.spec, group).replicated
@@ -173,7 +173,7 @@ class ElasticRun:
         )
         context = membership.context(self._first_context)
         reporter.rank = context.rank
-        plan = plan_of_members(job.plan, self._resolved_spec.spec_with_model, context.processes)
+        plan = plan_of_members(job.plan, self._resolved_spec, context.processes)
         session = MemberSession(
             self._resolved_spec,
             plan,

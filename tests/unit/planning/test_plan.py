@@ -150,13 +150,15 @@ def test_local_batches_add_up_and_processes_hold_one_replica(host: PluginManager
 
 
 def test_members_of_an_elastic_run_share_the_same_global_batch(host: PluginManager) -> None:
-    first = plan(host)
-    found = plan_of_members(first, spec(), first.processes[:2])
+    first, resolved = plan(host), ResolvedSpec(spec(), host)
+    found = plan_of_members(first, resolved, first.processes[:2])
     assert found.global_batch_size == first.global_batch_size
     assert found.local_batch_sizes == (5, 5)
     assert (found.replicas, found.collective) == (2, "wire")
-    alone = plan_of_members(first, spec(), first.processes[:1])
+    alone = plan_of_members(first, resolved, first.processes[:1])
     assert (alone.local_batch_sizes, alone.collective) == ((10,), "none")
+    grown = plan_of_members(plan(host, replicas=1), resolved, first.processes)
+    assert (grown.replicas, grown.collective) == (3, "wire")
 
 
 def test_one_process_may_hold_every_replica(host: PluginManager) -> None:
