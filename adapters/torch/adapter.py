@@ -136,9 +136,9 @@ class TorchDDP(TorchAdapter):
         interrupt_process_group()
 
     def abandon_group(self) -> None:
-        from isotrain.adapters.torch.comm.process_group import abandon_process_group
+        from isotrain.adapters.torch.comm.ddp import abandon_communicators
 
-        abandon_process_group()
+        abandon_communicators()
 
     def start_fully_sharded(
         self,

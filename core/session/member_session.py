@@ -9,6 +9,8 @@ from isotrain.core.session.session import Session
 
 _ITERATION = "built-in loop"
 """Key of `iteration` among the notes that are handed over."""
+_KEPT = {"spec", "plan", "rank", "run_directory", "callbacks", "notes", "iteration", "_closed"}
+"""Attributes of a session whose process group is gone; the others lead to the model."""
 
 
 class MemberSession(Session):
@@ -22,7 +24,7 @@ class MemberSession(Session):
     def carried_state(self) -> CarriedState:
         """Copies the state with which this process goes on in another process group. Local.
 
-        The session cannot be used afterwards.
+        The session cannot be used afterwards. A callback may keep it, and does not keep the model with it.
         """
         self._closed = True
         notes, step = {**self.notes, _ITERATION: self.iteration}, self.iteration.get("step")
@@ -30,6 +32,8 @@ class MemberSession(Session):
         state = self._checkpoints.carried_state(notes, phase, self._training.undo)
         self._training.undo = None
         self._session_context.loaders.close()
+        for name in self.__dict__.keys() - _KEPT:
+            del self.__dict__[name]
         return state
 
     def take_over(self, location: str, membership: Membership) -> None:

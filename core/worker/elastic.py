@@ -63,6 +63,7 @@ class ElasticRun:
         self._reporter = reporter
         self._blames_peer = blames_peer
         self._generation = 0
+        self._is_frozen = False
         self._carried: CarriedState | None = None
         self._data: DataSet | None = None
 
@@ -96,8 +97,7 @@ class ElasticRun:
                     self._carried = session.carried_state()
             interrupted = self._left_group(reason)
             session = None
-            _free_model()
-            self._adapter.abandon_group()
+            self._abandon_group()
             self._reporter.enter("wait for the other members")
             self._reporter.emit(interrupted)
             membership = self._next_membership()
@@ -125,8 +125,7 @@ class ElasticRun:
             group = open_group(resolved_spec, plan, alone, None)
         state = model_bytes(resolved_spec.spec, group).replicated
         del group
-        _free_model()
-        self._adapter.abandon_group()
+        self._abandon_group()
         reporter.enter("load data")
         self._data = load_data(resolved_spec.spec)
         reporter.enter(WAITING_TO_JOIN)
@@ -188,16 +187,19 @@ class ElasticRun:
         reporter.emit(Ready(samples=session.plan.samples))
         return session
 
+    def _abandon_group(self) -> None:
+        """Leaves the process group, which no native wrapper of a freed model must outlive. Local.
+
+        What is alive after the first time is there to stay. Later collections, for which the others wait, do
+        not traverse it. What is made later may become garbage.
+        """
+        gc.collect()
+        self._adapter.abandon_group()
+        if not self._is_frozen:
+            gc.freeze()
+            self._is_frozen = True
+
     def _interrupt_void_group(self) -> None:
         """Interrupts the group's calls once the launcher says that it is void. Local; on any thread."""
         if self._reporter.is_void(self._generation):
             self._adapter.interrupt_group()  # again and again: a group may just be forming
-
-
-def _free_model() -> None:
-    """Frees a model that nothing refers to: its native wrapper must not outlive the process group.
-
-    What is left lives as long as the process. The next call does not traverse it, for which others wait.
-    """
-    gc.collect()
-    gc.freeze()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +214,59 @@ def test_torch_ddp_goes_on(model: str, tmp_path: Path) -> None:
     assert_same(result, whole)
     assert [list(change["members"]) for change in changes_of(events)] == [[0, 2], [2]]
     assert [event["epoch"] for event in events if event["event"] == "epoch"] == [0, 1, 2]
+
+
+class Node:
+    """An object that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class KeepsSession:
+    """Callback that keeps its newest session and a cycle of objects, and counts what is alive in the end."""
+
+    def __init__(self) -> None:
+        self.groups: list[Any] = []
+        self.nodes: list[Any] = []
+
+    def on_start(self, session: isotrain.Session) -> None:
+        self.session, self.node = session, Node()
+        self.groups.append(weakref.ref(session.group))
+        self.nodes.append(weakref.ref(self.node))
+
+    def on_end(self, session: isotrain.Session, metrics: Any) -> None:
+        gc.collect()
+        alive = [sum(each() is not None for each in kept) for kept in (self.groups, self.nodes)]
+        print("alive:", len(self.groups), alive)
+
+
+def test_a_session_that_a_callback_keeps_keeps_no_model(
+    whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    """What is made after the first loss is garbage once nothing refers to it."""
+    kills = Kills(between={1: 1, 0: 4, 3: 8})
+    result, _ = run(tmp_path / "run", callbacks=[kills, KeepsSession()])
+    assert_same(result, whole)
+    assert "alive: 4 [1, 2]" in (tmp_path / "run" / "rank-2.log").read_text()
+
+
+class KeepsGroup:
+    """Callback that keeps the newest replica group."""
+
+    def on_start(self, session: isotrain.Session) -> None:
+        self.group = session.group
+
+
+@pytest.mark.slow
+@pytest.mark.failures
+def test_torch_ddp_goes_on_where_a_callback_keeps_the_group(tmp_path: Path) -> None:
+    """The connections are closed although it does: others wait for those that have left."""
+    changes = {"model": {"torch": native}, "backend": "torch-ddp", "timeouts": {"progress": 60}}
+    callbacks = [Kills(between={2: 3}), KeepsGroup()]
+    result, events = run(tmp_path / "run", 5, **changes, callbacks=callbacks)
+    assert len(result.history.loss) == STEPS
+    assert [list(change["members"]) for change in changes_of(events)] == [[0, 1, 3, 4]]
 
 
 @pytest.mark.parametrize(

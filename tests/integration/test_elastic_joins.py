@@ -271,7 +271,9 @@ def test_a_replica_joins_one_of_torch_ddp(tmp_path: Path) -> None:
     folder, changes = tmp_path / "run", {"model": {"torch": native}, "backend": "torch-ddp"}
     whole, _ = run(tmp_path / "whole", 1, **changes, elastic=None)
     joins = Joins(folder, 1)
-    fields = spec(model=changes["model"], callbacks=[WaitsForNewcomer(6)], elastic={"min": 1, "max": 2})
+    fields = spec(
+        model=changes["model"], callbacks=[WaitsForNewcomer(6)], elastic={"min": 1, "max": 2}
+    )
     result = isotrain.run(fields, backend="torch-ddp", replicas=1, output=folder, on_event=joins)
     joins.finish()
     assert_same(result, whole)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -25,6 +26,7 @@ from isotrain.adapters.torch.comm.loss_in_gradients import LossInGradients
 from isotrain.adapters.torch.comm.powersgd import PowerSGD
 from isotrain.adapters.torch.comm.process_group import (
     ProcessGroupCommunicator,
+    abandon_process_group,
     destroy_process_group,
     sends_by_host,
     start_process_group,
@@ -114,6 +116,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
 
     def _wrap_module(self, trainer: ReplicaTrainer) -> None:
         """Wraps the loss module by DistributedDataParallel, for the weights that require gradients."""
+        _WRAPPED.add(self)
         self._loss_in_gradients = False
         if self._is_sharded:
             self.module = trainer.loss_module.forward
@@ -335,12 +338,33 @@ class DDPCommunicator(ProcessGroupCommunicator):
     def close(self) -> None:
         """Destroys the process group after DDP, whose threads must not outlive it. Collective."""
         self.barrier()
-        self.__dict__.pop("module", None)
+        self._free_module()
         if self.is_shared:
             return
-        self._process_groups.clear()
         gc.collect()
         destroy_process_group()
+
+    def _free_module(self) -> None:
+        self.__dict__.pop("module", None)
+        if not self.is_shared:
+            self._process_groups.clear()
+
+
+_WRAPPED = weakref.WeakSet[DDPCommunicator]()
+"""Communicators of this process with a DDP, which keeps the process group."""
+
+
+def abandon_communicators() -> None:
+    """Destroys each DDP and the process group, without waiting for other members. Local.
+
+    Gloo closes its connections, by which the others see that this process has left, once nothing refers to
+    the group. A DDP does, and a callback may keep its session.
+    """
+    for communicator in tuple(_WRAPPED):
+        communicator._free_module()
+    if _WRAPPED:
+        gc.collect()
+    abandon_process_group()
 
 
 def _run_p2p(transfers: list[dist.P2POp]) -> None:
