@@ -83,6 +83,11 @@ class TransformedBatches:
         self._seed = seed
         self._is_on_device = is_on_device
 
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a transform."""
+        return self._transform is not None
+
     def on_host(self) -> TransformedBatches:
         """The same for another process, where all leaves become arrays."""
         return TransformedBatches(self._transform, self._seed)

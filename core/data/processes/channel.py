@@ -95,10 +95,17 @@ class _Draft:
         return np.ndarray(shape, dtype, self._memory, start)
 
     def layout(self, arrays: Sequence[np.ndarray]) -> list[int] | None:
-        """The first byte of each array, copied here unless it is here; None if they do not fit."""
-        starts = []
+        """The first byte of each array, copied here unless it is here; None if they do not fit.
+
+        An array that shares bytes with an earlier one is copied, as the receiver may write to each.
+        """
+        starts: list[int] = []
         for array in arrays:
-            if (start := self._start(array)) is None:
+            start = self._start(array)
+            if start is None or any(
+                start < other + arrays[before].nbytes and other < start + array.nbytes
+                for before, other in enumerate(starts)
+            ):
                 copy = self.array(array.shape, array.dtype)
                 np.copyto(copy, array)
                 start = self._start(copy)
@@ -255,9 +262,9 @@ class Channel:
             return fitting[0]
         number = self._free.pop() if self._free else len(self._written)
         size += -size % mmap.PAGESIZE
-        if number in self._written:  # replaced by a larger one
-            self._written[number].close_unsent()
-            size = max(size, self._written[number].size * 5 // 4)
+        replaced = self._written.get(number)
+        if replaced is not None:
+            size = max(size, replaced.size * 5 // 4)
             size += -size % mmap.PAGESIZE
         descriptor = os.memfd_create("isotrain-samples", os.MFD_CLOEXEC)
         try:
@@ -266,11 +273,13 @@ class Channel:
             self._written[number].unsent = descriptor
         except OSError as error:
             os.close(descriptor)
-            self._free += [number] if number in self._written else []
+            self._free += [] if replaced is None else [number]
             raise DataError(
                 f"data: no memory for {size / 2**20:.1f} MiB of samples ({error.strerror}): lower"
                 " loader.workers or loader.prefetch, or the batch size."
             ) from error
+        if replaced is not None:
+            replaced.close_unsent()
         return number
 
     def _send(self, data: bytes, descriptor: int | None) -> None:

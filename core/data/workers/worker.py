@@ -91,8 +91,10 @@ def _answer(channel: Channel, fetcher: Fetcher, message: Message, *, checks_seed
     header, arrays = message.header, list[np.ndarray]()
     fetcher.transform.checks_transform = header["checks_transform"]
     positions = BatchPositions(header["epoch"], header["step"], *message.arrays)
+    # A transform may keep what it gets, and the trainer may write to what it receives.
+    allocate = np.empty if fetcher.transform.is_given else channel.draft()
     try:
-        with allocating(channel.draft()):
+        with allocating(allocate):
             tree = encode_tree(fetcher.fetch(positions), arrays)
         warning = fetcher.unseeded_draws(positions) if checks_seeds else None
         channel.send({"tree": tree, "warning": warning}, arrays)

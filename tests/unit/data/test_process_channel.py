@@ -126,6 +126,18 @@ def test_arrays_made_in_a_draft_are_sent_without_a_copy(pair: tuple[Channel, Cha
     assert [float(array[1]) for array in receive(there).arrays] == [4.0, 1.0]
 
 
+def test_an_array_that_is_sent_twice_is_received_as_two(pair: tuple[Channel, Channel]) -> None:
+    here, there = pair
+    for _ in range(2):  # without a draft, and with one
+        made = here.draft()((40_000,), FLOAT)
+        made[:] = 1.0
+        here.send({}, [made, made, made[100:]])
+        first, second, part = receive(there).arrays
+        first[:], part[:] = 2.0, 3.0
+        assert (first == 2.0).all()
+        assert (second == 1.0).all()
+
+
 def test_more_than_fits_a_draft_is_copied_to_another_block(pair: tuple[Channel, Channel]) -> None:
     here, there = pair
     made = here.draft()((40_000,), FLOAT)
