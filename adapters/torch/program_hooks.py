@@ -10,7 +10,7 @@ import importlib
 import sys
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -236,20 +236,28 @@ class _Hooks:
             for average in self._averages
             for name, parameter in average.named_parameters()
         }
-        return averages | {
-            _plain(name): buffer for model in self._models for name, buffer in model.named_buffers()
-        }
+        return averages | self._named_in_models(nn.Module.named_buffers)
 
     def _model_parameters(self) -> dict[int, str]:
         """Names of the parameters of all models that were called, by identity; each name once."""
-        names: dict[int, str] = {}
+        named = self._named_in_models(nn.Module.named_parameters)
+        return {id(parameter): name for name, parameter in named.items()}
+
+    def _named_in_models(
+        self, named: Callable[[nn.Module], Iterable[tuple[str, torch.Tensor]]]
+    ) -> dict[str, torch.Tensor]:
+        """Tensors of all models that were called; the model is named where an earlier one has the name."""
+        tensors: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
         for number, model in enumerate(self._models):
-            taken = set(names.values())
-            for name, parameter in model.named_parameters():
+            taken = set(tensors)
+            for name, tensor in named(model):
                 plain = _plain(name)
-                qualified = f"{type(model).__name__}{number}.{plain}" if plain in taken else plain
-                names.setdefault(id(parameter), qualified)
-        return names
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    qualified = f"{type(model).__name__}{number}.{plain}"
+                    tensors[qualified if plain in taken else plain] = tensor
+        return tensors
 
     def _named_parameters(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         """The optimizer's parameters that are not sharded over processes, by name."""

@@ -105,11 +105,12 @@ class Recomputed(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.norm = torch.nn.BatchNorm1d(8)
 
     def forward(self, x):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False)
-        return x
+        return self.norm(x)
 
 torch.manual_seed(0)
 encoder, decoder, head = Recomputed(), Recomputed(), torch.nn.Linear(8, 3)
@@ -127,7 +128,10 @@ def test_models_that_share_names_and_recompute_are_traced(tmp_path: Path) -> Non
     """And a search for torch before its import, an empty group, and probabilities as targets."""
     one = by_hand(tmp_path / "one", ODD)
     assert len(one.steps) == 4
-    assert len(one.steps[0].first.weight) == 10
+    assert len(one.steps[0].first.weight) == 14
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    models = ("norm", "Recomputed1.norm")
+    assert one.steps[0].first.state.keys() == {f"{m}.{s}" for m in models for s in statistics}
     assert len(one.steps[0].first.passes()) == 3
     two = by_hand(tmp_path / "two", ODD.replace("foreach=False", "foreach=True"))
     assert compare(one, two).agree
