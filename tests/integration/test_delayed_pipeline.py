@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from integration.pipeline_tasks import Tasks, done
 
 import isotrain
+from isotrain.core.spec.schedules import CosineSchedule, OneCycleSchedule, RunLength
 from isotrain.testing import digits, reference_model
 from isotrain.testing.launching import try_run
 
@@ -22,6 +23,9 @@ COUNT, EPOCHS, MOMENTUM = 3 * digits.GLOBAL_BATCH + 1, 2, 0.5
 """The last global batch of an epoch has one sample: all micro-batches but one are empty."""
 STOP = 3
 """Steps after which a checkpoint is saved."""
+RUN = RunLength(steps_per_epoch=4, total_steps=4 * EPOCHS)
+CYCLE = OneCycleSchedule(momentum_range=(0.25, 0.75))
+COSINE = CosineSchedule()
 
 
 def spec(stages: Any, **fields: Any) -> dict[str, Any]:
@@ -78,15 +82,37 @@ def written(session: isotrain.Session, name: str) -> dict[str, Any]:
     return {"start": start, **gone_on(session)}
 
 
+Rates = Callable[[int, str], tuple[float, float]]
+"""Learning rate and momentum of a step, counted from 0, for the weight of a name."""
+
+
+def constant(step: int, name: str) -> tuple[float, float]:
+    return digits.RATE, MOMENTUM
+
+
+def one_cycle(step: int, name: str) -> tuple[float, float]:
+    """As in Keras, the momentum is a float32 number."""
+    momentum = CYCLE.momentum(step, RUN)
+    assert momentum is not None
+    return digits.RATE * CYCLE.fraction(step, RUN), float(np.float32(momentum))
+
+
+def cosine_head(step: int, name: str) -> tuple[float, float]:
+    fraction = COSINE.fraction(step, RUN) if name.startswith("head/") else 1.0
+    return digits.RATE * fraction, MOMENTUM
+
+
 def delayed(
-    start: Mapping[str, np.ndarray], norm: float | None = None
+    start: Mapping[str, np.ndarray], norm: float | None = None, rates: Rates = constant
 ) -> Iterator[tuple[float, dict[str, np.ndarray]]]:
     """Loss and next weights of each step: w(t + 1) = w(t) - lr gradient_t(w(t - 1)), with momentum.
 
     Args:
         start: Initial weights.
         norm: Largest norm of a gradient; None for any.
+        rates: Learning rate and momentum of each step.
     """
+    step = 0
     before = current = dict(start)
     velocity = {name: np.zeros_like(value) for name, value in start.items()}
     for epoch in range(EPOCHS):
@@ -96,13 +122,17 @@ def delayed(
             size = np.sqrt(sum((each**2).sum() for each in gradients.values()))
             factor = 1.0 if norm is None else min(1.0, norm / size)
             for name, gradient in gradients.items():
-                velocity[name] = MOMENTUM * velocity[name] - digits.RATE * factor * gradient
+                rate, momentum = rates(step, name)
+                velocity[name] = momentum * velocity[name] - rate * factor * gradient
             before, current = current, {n: value + velocity[n] for n, value in current.items()}
+            step += 1
             yield oracle.loss(rows), current
 
 
-def assert_follows(found: Mapping[str, Any], norm: float | None = None) -> None:
-    expected = list(delayed(found["start"], norm))
+def assert_follows(
+    found: Mapping[str, Any], norm: float | None = None, rates: Rates = constant
+) -> None:
+    expected = list(delayed(found["start"], norm, rates))
     assert len(found["losses"]) == len(expected)
     np.testing.assert_allclose(found["losses"], [loss for loss, _ in expected], rtol=1e-12)
     assert_close(found["end"], expected[-1][1])
@@ -135,13 +165,21 @@ def test_the_oracle_is_of_delayed_updates() -> None:
 
 
 def two_stages(folder: Path) -> Tasks:
+    cycle = CYCLE.model_dump(mode="json")
+    head = {"weights": "head/*", "schedule": {"name": "cosine"}}
+    sgd = {"name": "sgd", "lr": digits.RATE, "momentum": MOMENTUM, "groups": [head]}
     return {
         "plain": (spec(2), trained),
-        "interrupted": (spec(2), partial(interrupted, folder=folder)),
+        "interrupted": (spec(2), partial(interrupted, folder=folder / "constant")),
         "written": (spec(2), written),
         "clipped": (spec(2, clip={"global_norm": 0.25}), trained),
         "recomputed": (spec(2, recompute="*", gradient_accumulation_steps=1), trained),
+        "one-cycle": (spec(2, schedule=cycle), partial(interrupted, folder=folder / "one-cycle")),
+        "group": (spec(2, optimizer=sgd), partial(interrupted, folder=folder / "group")),
     }
+
+
+RATES: Mapping[str, Rates] = {"one-cycle": one_cycle, "group": cosine_head}
 
 
 @functools.cache
@@ -158,7 +196,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
 def test_two_stages_follow_the_equation(folder: Path, backend: str, name: str) -> None:
     for process in of_backend(backend, folder / backend):
-        assert_follows(process[name], 0.25 if name == "clipped" else None)
+        norm = 0.25 if name == "clipped" else None
+        assert_follows(process[name], norm, RATES.get(name, constant))
         if name == "interrupted":
             assert process[name]["report"] == {"staleness": [1, 1]}
 
@@ -187,7 +226,7 @@ def test_another_strategy_goes_on_from_the_newest_weights(folder: Path) -> None:
     """The version before them is of no use there."""
     (found, *_) = of_backend("torch-ddp", folder / "torch-ddp")
     plain = spec(2) | {"strategy": {"name": "data-parallel"}}
-    work = partial(restored, checkpoint=folder / "torch-ddp")
+    work = partial(restored, checkpoint=folder / "torch-ddp" / "constant")
     run = try_run(work, plain, "torch-ddp", 1)
     assert run.failure is None, run.failure
     expected = list(delayed(found["interrupted"]["start"]))

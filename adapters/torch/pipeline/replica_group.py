@@ -68,7 +68,8 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self._updates: DelayedUpdates | None = None
         self._versions: WeightVersions | None = None
         self._delayed_work: DelayedStageWork | None = None
-        self._delayed_rate = 0.0
+        self._next_rates: dict[Callable[[Any], None], Any] = {}
+        self._delayed_rates: dict[Callable[[Any], None], Any] = {}
         super().__init__(spec, backend_config, device, connect)
         trainer = self.trainer
         trainer.set_split(True)  # into micro-batches
@@ -149,7 +150,8 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self._execute(actions, work)
         self._context.seeds.move_to(len(micro_batches))
         work.end_step(self._delayed_update)
-        self._delayed_rate = learning_rate
+        self._set_rate(self._set_learning_rate, learning_rate)
+        self._delayed_rates = dict(self._next_rates)
         self._average_statistics(micro_batches, actions)
         loss = self.communicator.sum_over_all(work.share) / self.replicas
         work.release_sent()
@@ -164,8 +166,23 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self.communicator.wait_all_sent()
         work.end_step(self._delayed_update)
 
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        self._set_rate(super().set_group_rates, rates)
+
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        set_momentum = super().momentum_setter()
+        return None if set_momentum is None else functools.partial(self._set_rate, set_momentum)
+
+    def _set_rate(self, set_value: Callable[[Any], None], value: Any) -> None:
+        """Sets rates or momentum for the update with the next global batch; now, or when it is done late."""
+        if self._updates is None:
+            set_value(value)
+        else:
+            self._next_rates[set_value] = value
+
     def _delayed_update(self) -> None:
-        self._set_learning_rate(self._delayed_rate)
+        for set_value, value in self._delayed_rates.items():
+            set_value(value)
         self._update_stage()
 
     def _update_stage(self) -> None:
