@@ -95,11 +95,14 @@ class Ready(ProcessEvent):
     Attributes:
         plan: Content of `plan.json` with the measured values; from rank 0 only.
         samples: Number of training samples; None for a stream, and for workers and servers.
+        data: Identity of the data, which newcomers must have too: number of samples and a checksum, by part;
+            from rank 0 of an elastic run only.
     """
 
     kind = "ready"
     samples: int | None = None
     plan: Mapping[str, Any] | None = None
+    data: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,10 +290,12 @@ class Waiting(ProcessEvent):
 
     Attributes:
         state_bytes: Size of the state that it will take from a member, in bytes, as far as its model tells.
+        data: Identity of its data: number of samples and a checksum, by part.
     """
 
     kind = "waiting"
     state_bytes: int
+    data: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,8 @@ AWAITING_OTHERS = "await the others"
 """Call of a process that is ready and waits for the others."""
 WAITING_TO_JOIN = "wait to join"
 """Call of a process that waits to be let into the process group of an elastic run."""
+WAITING_FOR_MEMBERS = "wait for the other members"
+"""Call of a process that has left its process group of an elastic run, and waits for the next one."""
 VERSION = 1
 
 _PAGE = struct.Struct("<qd32s")

@@ -88,7 +88,7 @@ def _members_changed(event: MembersChanged) -> str:
     go_on = (
         f"{counted(count, 'replica')} {'goes' if count == 1 else 'go'} on after step {event.done}"
     )
-    return f"{'; '.join(changes) or 'a connection was lost'}: {go_on}"
+    return f"{'; '.join(changes) or 'the process group was formed anew'}: {go_on}"
 
 
 def _evaluated(event: Scalars) -> str | None:

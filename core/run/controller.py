@@ -65,8 +65,6 @@ _LOG = logging.getLogger("isotrain.run")
 _LOG.addHandler(
     logging.NullHandler()
 )  # the display shows the same to who has configured no logging
-_TROUBLES = (MembersChanged, Restarted, Warned, WorkerLost)
-"""Events that are logged as warnings."""
 
 
 @dataclass(frozen=True)
@@ -368,6 +366,13 @@ def _display(
         yield show
 
 
+def _is_trouble(event: Event) -> bool:
+    """Whether an event is logged as a warning."""
+    if isinstance(event, MembersChanged):
+        return bool(event.lost)
+    return isinstance(event, Restarted | Warned | WorkerLost)
+
+
 def _event_log(plan: Plan) -> Callable[[Event], None]:
     """Logs the events of a run; what displays show as a line of its own is text, all else of level DEBUG."""
     from isotrain.core.reporting.progress import RunProgress
@@ -377,7 +382,7 @@ def _event_log(plan: Plan) -> Callable[[Event], None]:
     def log(event: Event) -> None:
         line = state.note(event)
         if line is not None:
-            _LOG.log(logging.WARNING if isinstance(event, _TROUBLES) else logging.INFO, "%s", line)
+            _LOG.log(logging.WARNING if _is_trouble(event) else logging.INFO, "%s", line)
         elif _LOG.isEnabledFor(logging.DEBUG):
             _LOG.debug("%s", event.to_dict())
 

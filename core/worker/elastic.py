@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import Interrupted, Ready, Waiting
 from isotrain.core.contracts.membership import Membership
-from isotrain.core.contracts.reporter import BETWEEN_CALLS, WAITING_TO_JOIN
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, WAITING_FOR_MEMBERS, WAITING_TO_JOIN
 from isotrain.core.errors import EndedError
 from isotrain.core.planning.planner import plan_of_members
 from isotrain.core.system.periodic import repeated
@@ -17,6 +17,7 @@ from isotrain.core.system.process import gc_paused
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.backend.adapter import Adapter
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.contracts.job import Job
     from isotrain.core.contracts.process import ProcessContext
     from isotrain.core.contracts.reporter import Reporter
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
     from isotrain.core.session.checkpointing.handover import CarriedState
     from isotrain.core.session.member_session import MemberSession
+    from isotrain.core.spec.training_spec import TrainingSpec
 
 _WATCH_SECONDS = 0.01
+_RECORD_BYTES = 1 << 16
+"""Bytes for `run.json` and metrics, of which a process that joins knows nothing."""
 
 
 class ElasticRun:
@@ -98,7 +102,7 @@ class ElasticRun:
             interrupted = self._left_group(reason)
             session = None
             self._abandon_group()
-            self._reporter.enter("wait for the other members")
+            self._reporter.enter(WAITING_FOR_MEMBERS)
             self._reporter.emit(interrupted)
             membership = self._next_membership()
 
@@ -110,8 +114,9 @@ class ElasticRun:
 
     def _wait_to_join(self) -> Membership:
         """Builds the model for this process alone, loads the data, and waits to be let in. Local."""
+        from isotrain.core.data.identity import data_identity
         from isotrain.core.session.checkpointing.handover import CarriedState
-        from isotrain.core.session.training.context import model_bytes, open_group
+        from isotrain.core.session.training.context import open_group
         from isotrain.core.session.training.dataloaders import load_data
 
         reporter, resolved_spec, context = self._reporter, self._resolved_spec, self._first_context
@@ -123,13 +128,14 @@ class ElasticRun:
         plan = plan_of_members(self._job.plan, resolved_spec, alone.processes)
         with gc_paused():  # it imports the framework
             group = open_group(resolved_spec, plan, alone, None)
-        state = model_bytes(resolved_spec.spec, group).replicated
+        state_bytes = _state_bytes(resolved_spec.spec, group)
         del group
         self._abandon_group()
         reporter.enter("load data")
         self._data = load_data(resolved_spec.spec)
+        waiting = Waiting(state_bytes=state_bytes, data=data_identity(self._data))
         reporter.enter(WAITING_TO_JOIN)
-        reporter.emit(Waiting(state_bytes=state.weights + state.slots))
+        reporter.emit(waiting)
         return self._next_membership()
 
     def _next_membership(self) -> Membership:
@@ -203,3 +209,17 @@ class ElasticRun:
         """Interrupts the group's calls once the launcher says that it is void. Local; on any thread."""
         if self._reporter.is_void(self._generation):
             self._adapter.interrupt_group()  # again and again: a group may just be forming
+
+
+def _state_bytes(spec: TrainingSpec, group: ReplicaGroup) -> int:
+    """Bytes of what a member hands over, as far as the model tells before the first step. Local."""
+    from isotrain.core.session.checkpointing.handover import TENSOR_BYTES
+    from isotrain.core.session.training.context import model_bytes
+
+    model = model_bytes(spec, group)
+    state, copies = model.replicated, 1 + model.slots
+    size = state.weights + state.slots
+    if spec.weight_average is not None:
+        size, copies = size + state.weights, copies + 1
+    names = group.describe_state(("trainable", "non-trainable"))
+    return size + copies * sum(2 * len(name) + TENSOR_BYTES for name in names) + _RECORD_BYTES

@@ -165,6 +165,7 @@ def run_job_in_worker(
     Returns:
         The return value of the job's function; None in a process that has no session.
     """
+    from isotrain.core.data.identity import data_identity
     from isotrain.core.json_format import json_page
     from isotrain.core.session.member_session import MemberSession
     from isotrain.core.session.weights.initial_weights import REPORT_FILE
@@ -199,7 +200,9 @@ def run_job_in_worker(
     if job.resume is not None:
         session.restore(job.resume)
     plan = session.plan.to_dict() if session.is_main else None
-    reporter.emit(Ready(samples=session.plan.samples, plan=plan))
+    is_first = session.is_main and resolved_spec.spec.elastic is not None
+    data = data_identity(session.data) if is_first else None
+    reporter.emit(Ready(samples=session.plan.samples, plan=plan, data=data))
     if on_ready is not None:
         on_ready()
     if resolved_spec.spec.elastic is not None:

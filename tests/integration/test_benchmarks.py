@@ -413,7 +413,7 @@ def test_a_disturbed_elastic_run_is_equal_to_the_bit() -> None:
     done = elastic_kills.disturb("reference", 2, steps=150, seed=0, seconds=0.3, bits=True)
     assert not list(done.faults(0.0))
     assert done.steps == (300, 300)
-    assert done.disturber.made <= 2
+    assert 1 <= done.disturber.made <= 2
     assert "equal (difference 0)" in done.summary(0.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
@@ -33,7 +34,10 @@ from integration.elastic_runs import (
 
 import isotrain
 from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.supervision import join_requests
 from isotrain.core.launching.supervision.join_requests import request_join
+from isotrain.testing.reference.layers import Dense
+from isotrain.testing.reference.network import Network
 
 pytestmark = pytest.mark.usefixtures("reference", "no_processes_left")
 
@@ -66,7 +70,10 @@ def changes_told(events: list[Any]) -> list[tuple[set[str], list[int], list[int]
     ]
 
 
-def test_a_lost_process_is_replaced(whole: isotrain.RunResult, tmp_path: Path) -> None:
+def test_a_lost_process_is_replaced(
+    whole: isotrain.RunResult, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="isotrain.run")
     elastic = {"min": 1, "replacements": 1}
     callbacks = [Kills(between={1: 2}), WaitsForNewcomer(6)]
     result, events = run(tmp_path / "run", callbacks=callbacks, elastic=elastic)
@@ -77,6 +84,8 @@ def test_a_lost_process_is_replaced(whole: isotrain.RunResult, tmp_path: Path) -
     _, joined = result.history.members
     assert joined == {"done": 7, "lost": {}, "joined": [4], "members": [0, 2, 3, 4]}
     assert (tmp_path / "run" / "rank-4.log").exists()
+    levels = [level for _, level, text in caplog.record_tuples if " on after step " in text]
+    assert levels == [logging.WARNING, logging.INFO]
 
 
 SUCCESSIONS: Mapping[str, tuple[Kills, list[list[int]]]] = {
@@ -183,6 +192,48 @@ def test_a_newcomer_that_fails_does_not_end_the_run(
     assert notes == [f"{expected}: the run goes on without it"]
 
 
+def wide_model() -> Network:
+    return Network([Dense(4, 4096, "tanh", name="hidden"), Dense(4096, 2, name="head")])
+
+
+def test_a_newcomer_says_how_large_the_state_is(tmp_path: Path) -> None:
+    """With the average of the weights; the members know it once they have left the group."""
+    folder = tmp_path / "run"
+    joins = Joins(folder, 1)
+    changes = {"model": {"numpy": wide_model}, "ema": 0.9, "elastic": {"min": 1, "max": 2}}
+    fields = spec(callbacks=[WaitsForNewcomer(6)], **changes)
+    isotrain.run(fields, backend="reference", replicas=1, output=folder, on_event=joins)
+    joins.finish()
+    (told,) = [e["state_bytes"] for e in joins.events if e["event"] == "waiting"]
+    (left,) = [e for e in joins.events if e["event"] == "interrupted"]
+    assert told >= left["state_bytes"] + left["metrics_bytes"]
+
+
+def other_data_for_newcomers() -> isotrain.DataSet:
+    """As many samples, of which some differ."""
+    data = elastic_runs.data()
+    if process() >= REPLICAS:
+        data.train[0][...] += 1.0
+    return data
+
+
+def test_a_newcomer_with_other_data_does_not_end_the_run(
+    whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    joins = Joins(folder, 1)
+    callbacks = [WaitsForFile(folder / "asked")]
+    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 5}, data=other_data_for_newcomers)
+    result = isotrain.run(
+        fields, backend="reference", replicas=REPLICAS, output=folder, on_event=joins
+    )
+    joins.finish()
+    assert_same(result, whole)
+    assert changes_told(joins.events) == []
+    ((_, failed),) = joins.answers
+    assert "has other training samples than the run, though as many" in failed["failed"]
+
+
 def test_newcomers_that_fail_end_a_run_that_needs_them(tmp_path: Path) -> None:
     kills = Kills(between={1: 2})
     elastic = {"min": REPLICAS, "replacements": 2}
@@ -234,6 +285,16 @@ def test_the_command_joins_and_says_so(tmp_path: Path) -> None:
     ended = command("join", str(folder), folder=tmp_path)
     assert ended.returncode
     assert "the run has ended. `isotrain resume` goes on with it" in ended.stderr
+
+
+def test_the_command_says_that_the_run_ended_before_it_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    run(folder, 2)
+    monkeypatch.setattr(join_requests, "request_join", lambda path: iter(()))
+    ended = command("join", str(folder), folder=tmp_path)
+    assert "the run has ended before a replica joined it." in ended.stderr
 
 
 def test_nothing_joins_a_run_that_is_not_elastic(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def join(options: argparse.Namespace) -> None:
                 print(f"rank {rank} starts", flush=True)
     except OSError:
         raise IsotrainError(_why_none_joins(directory)) from None
-    raise IsotrainError(f"{options.run}: the run has ended before rank {rank} joined it.")
+    newcomer = "a replica" if rank is None else f"rank {rank}"
+    raise IsotrainError(f"{options.run}: the run has ended before {newcomer} joined it.")
 
 
 def _say_joined(answer: Mapping[str, Any], options: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from isotrain.core.contracts.events import (
@@ -94,9 +94,10 @@ class ElasticMembers:
             if event.generation == self._generation:
                 self._interrupted[rank] = event
         elif isinstance(event, Waiting):
-            self._newcomers.note(rank, event)
+            self._newcomers.note(all_processes[rank], event)
         elif isinstance(event, Ready):
             self._forming.discard(rank)
+            self._newcomers.note_ready(rank, event)
         elif isinstance(event, Steps):
             self._steps = max(self._steps, event.first + len(event.losses))
             for each in all_processes:
@@ -133,6 +134,7 @@ class ElasticMembers:
             return False
         for each in lost:
             self._lost[str(each.rank)] = verdict(each)
+            self._newcomers.lose(each)
             each.process.end()  # also what it has started
             each.left = True
             self._interrupted.pop(each.rank, None)
@@ -185,8 +187,15 @@ class ElasticMembers:
         self._attempts = 0 if has_cause else self._attempts + 1
         if self._attempts > _MOST_ATTEMPTS:
             return None  # nobody is lost, and it failed at once: a timeout ends the run
-        writers = len(members) + len(joining)
-        folder = self._folder(furthest, reports, writers, all_processes)
+        size = furthest.state_bytes + sum(each.metrics_bytes for each in reports.values())
+        try:
+            folder = self._folders.take(size, writers=len(members) + len(joining))
+        except RunFailedError as error:
+            if not joining or len(present) < self._least:
+                raise self._failure(all_processes, str(error)) from None
+            for each in joining:
+                self._newcomers.drop(each, f"cannot be let in: {error}")
+            return self.regroup(all_processes)
         self._generation += 1
         self._is_void = self._is_asked = False
         self._steps_at_start = furthest.done
@@ -209,7 +218,7 @@ class ElasticMembers:
         self._interrupted = {}
         for each in members:
             _process(each).publish_membership(membership)
-        self._newcomers.let_in(joining, furthest.done, len(members))
+        self._newcomers.let_in(members, furthest.done)
         return MembersChanged(
             time=time.time(),
             generation=self._generation,
@@ -218,24 +227,6 @@ class ElasticMembers:
             done=furthest.done,
             members=membership.members,
         )
-
-    def _folder(
-        self,
-        source: Interrupted,
-        reports: Mapping[int, Interrupted],
-        writers: int,
-        all_processes: Sequence[RankStatus],
-    ) -> str:
-        """Folder for the state of the source and the metrics of all.
-
-        Raises:
-            RunFailedError: The state fits nowhere; says which process was lost, too.
-        """
-        size = source.state_bytes + sum(each.metrics_bytes for each in reports.values())
-        try:
-            return self._folders.take(size, writers=writers)
-        except RunFailedError as error:
-            raise self._failure(all_processes, str(error)) from None
 
     def _failure(self, all_processes: Sequence[RankStatus], reason: str) -> RunFailedError:
         """The error that the run cannot go on, which names the process that was lost."""

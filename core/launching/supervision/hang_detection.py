@@ -6,7 +6,12 @@ import time
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 
-from isotrain.core.contracts.reporter import AWAITING_OTHERS, BETWEEN_CALLS
+from isotrain.core.contracts.reporter import (
+    AWAITING_OTHERS,
+    BETWEEN_CALLS,
+    WAITING_FOR_MEMBERS,
+    WAITING_TO_JOIN,
+)
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
 
 
@@ -65,6 +70,8 @@ class HangDetector:
         self._starvation = CpuStarvation(processes)
         self._pauses = deque[tuple[float, float]](maxlen=_MAX_PAUSES)
         """The last pauses: end (`time.monotonic`) and seconds of each."""
+        self._newcomer_started = 0.0
+        """Last time at which a newcomer of an elastic run was starting (`time.monotonic`)."""
 
     def find(self, now: float) -> None:
         """Marks the process that is furthest behind as lost if a call has exceeded its timeout.
@@ -72,6 +79,8 @@ class HangDetector:
         Args:
             now: Present time (`time.monotonic`).
         """
+        if any(map(_is_starting, self._processes)):
+            self._newcomer_started = now
         late = self._lateness(now) > 0
         present = [each for each in self._processes if not each.left and not each.joins]
         if late and not any(w.failure or (w.lost and w.is_needed) for w in present):
@@ -107,13 +116,27 @@ class HangDetector:
         waiting = [watched for watched in self._processes if _is_in_limited_call(watched)]
         if not waiting:
             return 0.0
-        latest = min(waiting, key=lambda w: self.limit(w) + w.process.status.since)
-        limit, status = self.limit(latest), latest.process.status
-        late = now - status.since - limit - self._paused_since(status.since)
+        latest = min(waiting, key=lambda w: self.limit(w) + self._since(w))
+        limit, since, status = self.limit(latest), self._since(latest), latest.process.status
+        late = now - since - limit - self._paused_since(since)
         if late < -limit / 2:
             return late
         starved = self._starvation.of(self._slowest().rank, (latest.rank, status.step, status.call))
-        return late - min(starved, now - status.since, _STARVATION_LIMIT * limit)
+        return late - min(starved, now - since, _STARVATION_LIMIT * limit)
+
+    def _since(self, watched: RankStatus) -> float:
+        """Time from which the timeout of a process's present call counts.
+
+        Members may wait for a newcomer, which has the timeout of the start.
+        """
+        status = watched.process.status
+        waits = status.call == WAITING_FOR_MEMBERS
+        return max(status.since, self._newcomer_started) if waits else status.since
+
+
+def _is_starting(watched: RankStatus) -> bool:
+    """Whether a process is a newcomer of an elastic run that does not wait to be let in yet."""
+    return watched.joins and not watched.left and watched.process.status.call != WAITING_TO_JOIN
 
 
 def _is_in_limited_call(watched: RankStatus) -> bool:

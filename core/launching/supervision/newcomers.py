@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.events import LauncherNote, OnEvent, Waiting
+from isotrain.core.contracts.events import LauncherNote, OnEvent, Ready, Waiting
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus, verdict
 from isotrain.core.launching.supervision.join_requests import JoinRequest, JoinRequests
@@ -14,6 +14,7 @@ from isotrain.core.quantities import counted
 from isotrain.core.spec.sections import Elastic
 
 if TYPE_CHECKING:
+    from isotrain.core.data.identity import DataIdentity
     from isotrain.core.launching.processes.rank_process import RankProcess
 
 
@@ -48,6 +49,9 @@ class Newcomers:
         self._on_event = on_event
         self._waiting: dict[int, Waiting] = {}
         self._clients: dict[int, JoinRequest] = {}
+        self._answers: dict[int, Mapping[str, int]] = {}
+        """Answers to the clients whose newcomers are in a process group that forms."""
+        self._data: DataIdentity | None = None
 
     def close(self) -> None:
         """Closes the requests."""
@@ -55,15 +59,34 @@ class Newcomers:
         for client in self._clients.values():
             client.close()
 
-    def note(self, rank: int, event: Waiting) -> None:
-        """Takes note that a newcomer waits to be let in."""
-        self._waiting[rank] = event
+    def note(self, newcomer: RankStatus, event: Waiting) -> None:
+        """Takes note that a newcomer waits to be let in; goes on without it if it has other data."""
+        from isotrain.core.data.identity import data_difference  # imports NumPy
+
+        if newcomer.left:
+            return
+        self._waiting[newcomer.rank] = event
+        difference = data_difference(event.data, self._data or {}, "the run")
+        if difference is not None:
+            same = "every process must load the same samples in the same order"
+            self.drop(newcomer, f"has {difference} ({same})")
+
+    def note_ready(self, rank: int, event: Ready) -> None:
+        """Takes note of the run's data, and that a newcomer has formed a process group with the others."""
+        self._data = self._data or event.data
+        if (answer := self._answers.pop(rank, None)) is not None:
+            self._finish(rank, answer)
+
+    def _finish(self, rank: int, answer: Mapping[str, Any]) -> None:
+        """Sends who asked for a newcomer the last answer, if anybody did."""
+        if (client := self._clients.pop(rank, None)) is not None:
+            client.answer(answer)
+            client.close()
 
     def waiting(self, processes: Iterable[RankStatus]) -> list[tuple[RankStatus, Waiting]]:
         """The newcomers that wait to be let in, by number."""
-        return [
-            (each, self._waiting[each.rank]) for each in processes if each.rank in self._waiting
-        ]
+        present = [each for each in processes if each.joins and not each.left]
+        return [(each, self._waiting[each.rank]) for each in present if each.rank in self._waiting]
 
     def hope(self, processes: Sequence[RankStatus]) -> int:
         """Number of processes that may still join without a request."""
@@ -89,8 +112,9 @@ class Newcomers:
             started.append(process)
             count += 1
             if not self._left_over:
+                was = "was" if self._allowed == 1 else "were"
                 self._say(
-                    f"{counted(self._allowed, 'process')} were started in place of lost ones, which"
+                    f"{counted(self._allowed, 'process')} {was} started in place of lost ones, which"
                     " is the limit (elastic.replacements): those that are lost now are not replaced"
                 )
         for request in self._requests.accept():
@@ -122,20 +146,28 @@ class Newcomers:
         except RunFailedError as error:
             return str(error)
 
-    def let_in(self, newcomers: Sequence[RankStatus], done: int, replicas: int) -> None:
-        """Takes note that newcomers are members of a process group.
+    def let_in(self, members: Sequence[RankStatus], done: int) -> None:
+        """Takes note of the members of a process group that forms, among which may be newcomers.
 
         Args:
-            newcomers: The newcomers.
+            members: The members.
             done: Number of steps done.
-            replicas: Number of replicas in the group.
         """
-        for each in newcomers:
+        for each in members:
             each.joins = False
-            del self._waiting[each.rank]
-            if (client := self._clients.pop(each.rank, None)) is not None:
-                client.answer({"joined": each.rank, "done": done, "replicas": replicas})
-                client.close()
+            self._waiting.pop(each.rank, None)
+            if each.rank in self._clients:
+                self._answers[each.rank] = {
+                    "joined": each.rank,
+                    "done": done,
+                    "replicas": len(members),
+                }
+
+    def lose(self, member: RankStatus) -> None:
+        """Tells who asked for a newcomer that it is lost, if it has not joined yet."""
+        self._answers.pop(member.rank, None)
+        text = f"rank {member.rank}, which was to join the run, {verdict(member)}"
+        self._finish(member.rank, {"failed": f"{text}. Its log: {member.process.log}"})
 
     def drop(self, newcomer: RankStatus, reason: str | None = None) -> None:
         """Goes on without a newcomer that has failed, or that is not let in for a reason."""
@@ -146,9 +178,7 @@ class Newcomers:
         if newcomer.failure is not None:
             why += f": {newcomer.failure.message.strip().splitlines()[0]}"
         text = f"rank {newcomer.rank}, which was to join the run, {why}"
-        if (client := self._clients.pop(newcomer.rank, None)) is not None:
-            client.answer({"failed": f"{text}. Its log: {newcomer.process.log}"})
-            client.close()
+        self._finish(newcomer.rank, {"failed": f"{text}. Its log: {newcomer.process.log}"})
         self._say(f"{text}: the run goes on without it")
 
     def _say(self, text: str) -> None:

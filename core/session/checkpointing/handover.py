@@ -13,7 +13,7 @@ from isotrain.core.errors import CheckpointError, PeerLostError
 from isotrain.core.json_format import json_line
 from isotrain.core.session.checkpointing.state_snapshot import replica_section
 
-_TENSOR_BYTES = 512
+TENSOR_BYTES = 512
 """Limit for the description of a tensor in the files beside it, without its name."""
 _COMMIT_SECONDS = 60.0
 """Time for which the source waits for the parts of the other members, all of which are alive."""
@@ -98,4 +98,4 @@ class CarriedState:
 
 def _stored_bytes(section: Section) -> int:
     """Bytes of a section's tensors in a checkpoint, with their names and descriptions."""
-    return sum(part.nbytes + 2 * len(name) + _TENSOR_BYTES for name, part in section.items())
+    return sum(part.nbytes + 2 * len(name) + TENSOR_BYTES for name, part in section.items())

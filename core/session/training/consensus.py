@@ -10,25 +10,14 @@ import numpy as np
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.reporter import CheckpointRequest
-from isotrain.core.data.arrays import ArraySource
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
-from isotrain.core.data.sources import AnySource
-from isotrain.core.data.streaming.rebatch import fingerprint
-from isotrain.core.data.streaming.streams import BatchStream
+from isotrain.core.data.identity import SAME_DATA_HINT, data_difference, data_identity
 from isotrain.core.errors import DataError
-from isotrain.core.quantities import counted
 
 _SECONDS = 1.0
 """Target interval of the all-reduce of requests (3 numbers)."""
 _MAX_STEPS = 1 << 20
-_COMPARED_SAMPLES = 64
-_COMPARED_BYTES = 1 << 20
-"""Limit on the bytes of the compared samples; two samples are compared in any case."""
-_SAME_DATA_HINT = (
-    "Every process must load the same samples in the same order: give shuffling, splitting and drawing a"
-    " fixed seed, and take no shard; isotrain gives each replica its part."
-)
 
 
 def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
@@ -60,36 +49,21 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
     """
     if group.is_single_process:
         return
-    parts = {"training": data.train, "validation": data.validation}
-    parts |= {f"validation {name!r}": part for name, part in data.validation_sets.items()}
-    local = [float(number) for source in parts.values() for number in _identity(source)]
+    identity = data_identity(data)
+    local = [float(number) for part in identity.values() for number in part]
     bounds = group.all_reduce_max([*local, *(-number for number in local)])
     if bounds[: len(local)] == [-number for number in bounds[len(local) :]]:
         return
     table = np.zeros((len(plan.processes), len(local)))
     table[rank] = local
     rows = np.reshape(group.all_reduce_max(table.ravel().tolist()), table.shape)
-    for name, (counts, checksums) in zip(parts, rows.T.reshape(len(parts), 2, -1), strict=True):
-        for process, count, checksum in zip(plan.processes, counts, checksums, strict=True):
-            if (count, checksum) == (counts[0], checksums[0]):
-                continue
-            difference = f"{counted(int(count), f'{name} sample')} where rank 0 has {counts[0]:.0f}"
-            if count == counts[0]:
-                difference = f"other {name} samples than rank 0, though as many"
+    first, *others = [dict(zip(identity, row.reshape(-1, 2).tolist(), strict=True)) for row in rows]
+    for process, each in zip(plan.processes[1:], others, strict=True):
+        difference = data_difference(each, first, "rank 0")
+        if difference is not None:
             raise DataError(
-                f"data: rank {process.rank} on {process.host} has {difference}. {_SAME_DATA_HINT}"
+                f"data: rank {process.rank} on {process.host} has {difference}. {SAME_DATA_HINT}"
             )
-
-
-def _identity(source: AnySource | None) -> tuple[int, int]:
-    """Number of samples of a source, and a checksum of some; 0 for what is unknown without reading it."""
-    if source is None or isinstance(source, BatchStream):
-        return 0, 0
-    if not isinstance(source, ArraySource):
-        return len(source), 0
-    count = max(2, min(_COMPARED_SAMPLES, _COMPARED_BYTES // max(1, source.sample_bytes)))
-    indices = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64))
-    return len(source), fingerprint(source.gather(indices))
 
 
 class Consensus:

@@ -30,7 +30,7 @@ _EVENTS: list[Event] = [
     events.Interrupted(
         generation=0, done=8, phase=1, state_bytes=8, metrics_bytes=4, reason="PeerLostError: gone"
     ),
-    events.Waiting(state_bytes=8),
+    events.Waiting(state_bytes=8, data={"training": [56, 7]}),
     events.MembersChanged(
         time=1.5,
         generation=1,

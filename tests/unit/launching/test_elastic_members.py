@@ -149,8 +149,8 @@ class Run:
             self.watch(process, joins=True)
         return [process.info.rank for process in started]
 
-    def waits(self, rank: int, state_bytes: int = 8) -> None:
-        self.note(rank, Waiting(state_bytes=state_bytes))
+    def waits(self, rank: int, state_bytes: int = 8, samples: int = 56) -> None:
+        self.note(rank, Waiting(state_bytes=state_bytes, data={"training": [samples, 7]}))
 
     def lose(self, *ranks: int) -> bool:
         for rank in ranks:
@@ -380,7 +380,7 @@ def test_nobody_goes_on_once_all_that_have_the_state_are_lost() -> None:
     run = Run(replacements=4)
     run.lose(1)
     run.recruit()
-    run.note(4, Waiting(state_bytes=8))
+    run.waits(4)
     assert not run.lose(0, 2, 3)
 
 
@@ -430,6 +430,13 @@ def test_a_process_that_cannot_be_started_is_no_fault_of_the_run() -> None:
     assert run.notes == ["no process can be started in place of a lost one: no memory"]
 
 
+def test_the_limit_of_one_process_is_told() -> None:
+    run = Run(replacements=1)
+    run.lose(1)
+    run.recruit()
+    assert run.notes[0].startswith("1 process was started in place of lost ones")
+
+
 def test_replicas_join_on_request_up_to_the_largest_number() -> None:
     run = Run(max=5)
     first, second = Asks(), Asks()
@@ -446,6 +453,8 @@ def test_replicas_join_on_request_up_to_the_largest_number() -> None:
     change = run.regroup()
     assert change is not None
     assert change.members == (0, 1, 2, 3, 4)
+    assert not first.is_closed  # the group may still fail
+    run.note(4, Ready(samples=56))
     assert first.answers[1:] == [{"joined": 4, "done": 3, "replicas": 5}]
     assert first.is_closed
     run.all[0].finished = True
@@ -472,6 +481,76 @@ def test_a_newcomer_that_fails_says_so_to_who_asked() -> None:
         "rank 4, which was to join the run, raised ValueError: ValueError: no model"
     )
     assert asked.is_closed
+
+
+def test_a_newcomer_with_other_data_is_not_let_in() -> None:
+    run = Run(max=6)
+    run.requests = asks = [Asks(), Asks()]
+    run.note(0, Ready(samples=56, data={"training": [56, 7]}))
+    run.recruit()
+    run.waits(4, samples=60)
+    run.waits(5)
+    (_, failed), (_,) = (each.answers for each in asks)
+    told = "rank 4, which was to join the run, has 60 training samples where the run has 56 (every process"
+    assert failed["failed"].startswith(told)
+    assert run.notes[0].startswith(told)
+    assert run.processes[4].is_gone
+    run.regroup()
+    for rank in range(4):
+        run.interrupted(rank, 3)
+    change = run.regroup()
+    assert change is not None
+    assert change.joined == (5,)
+
+
+def test_a_newcomer_that_is_lost_while_the_group_forms_has_not_joined() -> None:
+    run = Run(max=5)
+    run.requests = [asked] = [Asks()]
+    run.recruit()
+    run.waits(4)
+    run.regroup()
+    for rank in range(4):
+        run.interrupted(rank, 3)
+    run.regroup()
+    assert run.lose(4)
+    _, failed = asked.answers
+    assert failed["failed"].startswith("rank 4, which was to join the run, was ended by SIGKILL")
+    assert asked.is_closed
+
+
+def test_what_a_newcomer_has_sent_before_it_was_lost_does_not_let_it_in() -> None:
+    run = Run(max=5)
+    run.requests = [Asks()]
+    run.recruit()
+    run.lose(4)
+    run.waits(4)
+    assert run.regroup() is None
+    assert [process.asked for process in run.processes] == [0] * 5
+    run.lose(3)
+    for rank in range(3):
+        run.interrupted(rank, 3)
+    change = run.regroup()
+    assert change is not None
+    assert change.members == (0, 1, 2)
+
+
+def test_members_go_on_without_a_newcomer_for_which_the_state_has_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was asked for when there was room."""
+    run = Run(max=5)
+    run.requests = [asked] = [Asks()]
+    run.recruit()
+    run.waits(4)
+    run.regroup()
+    monkeypatch.setattr(handover_folders, "free_bytes", lambda parent: 4 * (1 << 16) + 100)
+    for rank in range(4):
+        run.interrupted(rank, 3)
+    change = run.regroup()
+    assert change is not None
+    assert (change.members, change.joined) == ((0, 1, 2, 3), ())
+    assert "cannot be let in: elastic: the state takes" in asked.answers[1]["failed"]
+    assert run.processes[4].is_gone
 
 
 def test_a_newcomer_whose_state_fits_nowhere_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,12 @@ import pytest
 from helpers.waiting import wait_until
 
 from isotrain.core.contracts.process import ProcessInfo
-from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
+from isotrain.core.contracts.reporter import (
+    BETWEEN_CALLS,
+    WAITING_FOR_MEMBERS,
+    WAITING_TO_JOIN,
+    Status,
+)
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
 from isotrain.core.launching.supervision.hang_detection import CpuStarvation, HangDetector
 from isotrain.core.system import deadline
@@ -136,6 +141,27 @@ def test_a_call_is_excused_while_the_launcher_was_stopped(seconds: float, is_los
     stagnation.excuse(seconds)
     stagnation.find(now)
     assert (watched.lost is not None) is is_lost
+
+
+def test_members_that_wait_for_a_newcomer_are_excused_while_it_starts() -> None:
+    now = time.monotonic()
+    found: list[Any] = [
+        SimpleNamespace(
+            info=ProcessInfo(rank), status=Status(3, now - took, call), is_gone=False, waits={}
+        )
+        for rank, (call, took) in enumerate(
+            [(WAITING_FOR_MEMBERS, 5 * LIMIT), (BETWEEN_CALLS, 5 * LIMIT), ("load data", 1.0)]
+        )
+    ]
+    watched = [RankStatus(each, last_heard=now, last_active=now, started=True) for each in found]
+    watched[2].joins = True
+    stagnation = HangDetector(watched, {"start": LIMIT, "progress": LIMIT})
+    stagnation.find(now)
+    found[2].status = Status(None, now, WAITING_TO_JOIN)
+    stagnation.find(now + 0.5 * LIMIT)
+    assert not any(each.lost for each in watched)
+    stagnation.find(now + 1.5 * LIMIT)
+    assert [bool(each.lost) for each in watched] == [False, True, False]
 
 
 def test_a_stopped_machine_uses_little_of_a_deadline(

@@ -19,6 +19,7 @@ from isotrain.core.contracts.events import (
     CheckpointSaved,
     EpochEnded,
     Event,
+    MembersChanged,
     Output,
     Progress,
     Ready,
@@ -278,3 +279,9 @@ def test_facts_are_folded_but_not_within_what_is_copied(monkeypatch: pytest.Monk
     first, *rest = text.splitlines()
     assert first == f"run directory  {DIRECTORY}"
     assert rest == ["why            four words of it in one", "               line, others below"]
+
+
+def test_a_process_group_without_another_member_says_that_nobody_is_lost() -> None:
+    event = MembersChanged(time=1.0, generation=2, lost={}, done=5, members=(0, 1))
+    told = display.RunProgress(plan()).note(event)
+    assert told == "the process group was formed anew: 2 replicas go on after step 5"
