@@ -87,6 +87,43 @@ def with_hidden_draws() -> Any:
     return Net()
 
 
+def between(kind: str) -> Any:
+    """A model that uses a weight, or outputs of one (`gate`), between cut modules."""
+    import torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.norm = nn.Embedding(12, 8), nn.LayerNorm(8)
+            self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 4)
+            self.before = nn.Linear(8, 8)
+            self.after = nn.PReLU()
+            if kind == "prelu":
+                self.act = nn.PReLU()
+            elif kind == "head-norm":
+                self.act = nn.LayerNorm(3)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.norm(self.before(self.words(tokens).mean(1)))
+            if kind == "checkpoint":
+                return self.after(checkpoint(self.mlp, x, use_reentrant=False))
+            return self.after(self.mlp(x))
+
+        def mlp(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.up(x)
+            if kind == "prelu":
+                hidden = self.act(hidden)
+            elif kind == "head-norm":
+                hidden = self.act(hidden.view(len(x), -1, 3)).flatten(1)
+            elif kind == "gate":
+                hidden = hidden * x[:, :1]
+            return self.down(hidden)
+
+    return Net()
+
+
 def tokens() -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(0)
     return generator.integers(0, 12, (22, 5), np.int64), generator.integers(0, 4, 22)
@@ -195,6 +232,37 @@ def test_what_would_compute_something_else_is_refused(
 ) -> None:
     with pytest.raises(RunFailedError, match=reason):
         trained(1, tmp_path, **fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "names"),
+    [
+        ("prelu", "float64", r"act\.weight"),
+        pytest.param("head-norm", "float32", r"act\.weight, act\.bias", marks=pytest.mark.slow),
+        pytest.param("head-norm", "bfloat16", r"act\.weight, act\.bias", marks=pytest.mark.slow),
+        pytest.param("gate", "float64", r"words\.weight, norm\.weight", marks=pytest.mark.slow),
+    ],
+)
+def test_other_gradients_are_refused(tmp_path: Path, kind: str, precision: str, names: str) -> None:
+    fields = {"model": {"torch": between}, "model_args": {"kind": kind}, "precision": precision}
+    styles = cut(words="rowwise", up="colwise", down="rowwise")
+    with pytest.raises(RunFailedError, match=rf"layers: {names}.*: the gradient .* is not that"):
+        trained(1, tmp_path, **fields, **styles)
+
+
+@pytest.mark.slow
+def test_uncut_weights_outside_have_whole_gradients(tmp_path: Path) -> None:
+    fields = {"model": {"torch": between}, "model_args": {"kind": "checkpoint"}}
+    expected = trained(1, tmp_path, "one", **fields)
+    styles = cut(words="rowwise", up="colwise", down="rowwise")
+    assert_equal(trained(1, tmp_path, **fields, **styles), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_gradients_that_round_otherwise_are_accepted(tmp_path: Path, precision: str) -> None:
+    result = trained(1, tmp_path, precision=precision, steps=1, epochs=None, **cut())
+    assert np.isfinite(result.last_loss)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import dropout
 
 from isotrain.adapters.common.model_call import model_call
-from isotrain.adapters.common.outputs import as_plain_tree
-from isotrain.adapters.torch.base import gpu
 from isotrain.adapters.torch.base.tensors import (
     TensorOrShard,
     TensorShard,
@@ -31,9 +28,10 @@ from isotrain.adapters.torch.base.tensors import (
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.native import clip_shards
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
+from isotrain.adapters.torch.tensor_parallel.comparison import Pass, uncut_copy
 from isotrain.adapters.torch.tensor_parallel.trainer import TensorParallelTrainer
 from isotrain.adapters.torch.trainer.native import NativeTrainer
-from isotrain.plugin import SpecError, TrainingSpec, UnsupportedError, map_tree
+from isotrain.plugin import SpecError, TrainingSpec, UnsupportedError
 
 _STYLES: Mapping[str, Callable[[bool], ParallelStyle]] = {
     "colwise": lambda is_embedding: ColwiseParallel(),
@@ -59,7 +57,7 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
         device: torch.device,
         frozen: Mapping[str, Callable[..., Any]],
     ) -> None:
-        self._uncut: _Uncut | None = _Uncut(model, spec)
+        self._uncut: nn.Module | None = uncut_copy(model)
         self._distributed: list[tuple[DTensor, nn.Parameter]] = []
         super().__init__(spec, model, device, frozen)
 
@@ -148,21 +146,20 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
         """Compares the model with the uncut one on a micro-batch, at the first call. Collective.
 
         Raises:
-            SpecError: It computes something else, or draws other random numbers.
+            SpecError: It computes something else, draws other random numbers, or has other gradients.
         """
         if self._uncut is None:
             return
         uncut, self._uncut = self._uncut, None
-        self.gather()
-        weights = self.trainable | dict(self._gathered) | self.frozen
         for name, module in self.model.named_modules():
-            uncut.model.get_submodule(name).training = module.training
-        expected = self._run(uncut.call_with(weights), uncut.model, inputs)
-        self.forget_gathered()
+            uncut.get_submodule(name).training = module.training
+        expected = self._run_uncut(uncut, inputs)
+        parameters = dict(self.model.named_parameters())
+        weights = {name: parameters[name] for name in self.trainable}
         try:
-            received = self._run(self._call, self.model, inputs)
+            received = self._run(self.model, weights, {}, inputs)
             if self._cut_dropouts(expected.dropout_shapes, received.dropout_shapes):
-                received = self._run(self._call, self.model, inputs)
+                received = self._run(self.model, weights, {}, inputs)
         except RuntimeError as error:
             raise SpecError(
                 f"strategy tensor: layers: the parts of the modules do not fit together: {error}"
@@ -173,29 +170,51 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
                 " outputs of a colwise module go, through elementwise operations and torch.nn.Dropout alone,"
                 " to a rowwise one; others are gathered by colwise-gather."
             )
-
-    def _run(self, call: Callable[[Any], Any], model: nn.Module, inputs: Any) -> _Pass:
-        """Runs a model in training mode, and restores what that changes."""
-        shapes: dict[str, list[torch.Size]] = {}
-        handles = [
-            module.register_forward_pre_hook(
-                lambda module, args, name=name: shapes.setdefault(name, []).append(args[0].shape)
+        if wrong := expected.wrong_gradients(
+            received, self._autocast_dtype, self.trainable, self._mean_in_replica
+        ):
+            raise SpecError(
+                f"strategy tensor: layers: {', '.join(wrong)}: the gradient in the model with cut modules is"
+                " not that in the uncut one. On each process, a weight that is used between a colwise and a"
+                " rowwise module (as of a PReLU or a norm per head), or whose outputs are used there, has the"
+                " gradient of the units or heads there alone. Gather the outputs of the colwise module"
+                " (colwise-gather) and leave the rowwise one out, or leave both out."
             )
-            for name, module in model.named_modules()
-            if type(module) is nn.Dropout
-        ]
+
+    def _run_uncut(self, uncut: nn.Module, inputs: Any) -> Pass:
+        """A pass of the uncut model, with gathered weights and copies of the others. Collective."""
+        self.gather()
+        gathered = dict(self._gathered)
+        self.forget_gathered()
+        weights = {
+            n: gathered[n] if n in gathered else w.detach().clone()
+            for n, w in self.trainable.items()
+        }
+        frozen = {name: each.detach().clone() for name, each in self.frozen.items()}
+        return self._run(uncut, weights, frozen, inputs)
+
+    def _run(
+        self,
+        model: nn.Module,
+        weights: Mapping[str, torch.Tensor],
+        frozen: Mapping[str, torch.Tensor],
+        inputs: Any,
+    ) -> Pass:
+        """A pass of a model with tensors, by name, in place of its own; restores what it changes."""
+        call = self.with_autocast(model_call(self._spec, "torch", model))
+        names = list(self.trainable)
+        shards = {names[index]: shard for index, shard in self._cut_weights.items()}
         with (
             torch.random.fork_rng(),
-            torch.no_grad(),
             self.step.alone(),
             restored_after([*self.frozen.values()]),
             self.carry.preserving_state(),
         ):
-            outputs = self.with_autocast(call)(inputs)
-            states = [gpu.rng_state(device) for device in (gpu.CPU, *gpu.in_use())]
-        for handle in handles:
-            handle.remove()
-        return _Pass(outputs, states, shapes)
+            return Pass(model, call, weights, frozen, shards, inputs)
+
+    def _mean_in_replica(self, value: torch.Tensor) -> torch.Tensor:
+        """Mean of a tensor of any shape over the processes of this replica. Collective."""
+        return self._communicator.sum_in_replica(value) / self._communicator.topology.processes
 
     def _cut_dropouts(
         self, whole: Mapping[str, list[torch.Size]], parts: Mapping[str, list[torch.Size]]
@@ -257,77 +276,6 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
         names = list(self.trainable)
         owner = slot.rpartition("/")[0]
         return names.index(owner) if owner in names else -1
-
-
-class _Uncut(nn.Module):
-    """A copy of a model without memory for its weights, which computes with weights that it is given."""
-
-    def __init__(self, model: nn.Module, spec: TrainingSpec) -> None:
-        super().__init__()
-        tensors = [*model.parameters(), *model.buffers()]
-        memo: dict[int, Any] = {id(each): torch.empty_like(each, device="meta") for each in tensors}
-        memo |= {id(each): nn.Parameter(memo[id(each)], False) for each in model.parameters()}
-        try:
-            self.model = copy.deepcopy(model, memo)
-        except Exception as error:  # whatever attributes of a user's module raise
-            raise SpecError(
-                "strategy tensor: a native model that is cut is compared with the uncut one, and a copy of"
-                f" this {type(model).__name__} cannot be made: {error}"
-            ) from error
-        call = model_call(spec, "torch", self.model)
-        self.forward = lambda inputs: call(inputs)
-
-    def call_with(self, weights: Mapping[str, torch.Tensor]) -> Callable[[Any], Any]:
-        """The forward pass with weights and buffers, by name; it changes none of them."""
-        tensors = {f"model.{name}": each.detach().clone() for name, each in weights.items()}
-        return lambda inputs: torch.func.functional_call(self, tensors, (inputs,))
-
-
-class _Pass:
-    """Outputs and draws of a forward pass in training mode.
-
-    Attributes:
-        dropout_shapes: Shapes of the inputs of each Dropout, by name.
-    """
-
-    def __init__(
-        self,
-        outputs: Any,
-        generator_states: Sequence[torch.Tensor],
-        dropout_shapes: Mapping[str, list[torch.Size]],
-    ) -> None:
-        self._outputs: list[torch.Tensor] = []
-        map_tree(self._outputs.append, as_plain_tree(outputs), lists=True)
-        self._generator_states = generator_states
-        self.dropout_shapes = dropout_shapes
-
-    def difference(self, other: _Pass, precision: torch.dtype | None) -> str:
-        """Difference of the other one, for a message; empty if there is none.
-
-        Args:
-            other: Pass of a model that should compute the same.
-            precision: Dtype in which both computed; None for that of the outputs.
-        """
-        pairs = list(zip(self._outputs, other._outputs, strict=True))
-        for expected, received in pairs:
-            if expected.shape != received.shape:
-                return f"returns a shape {[*received.shape]}, other than {[*expected.shape]},"
-        states = zip(self._generator_states, other._generator_states, strict=True)
-        if not all(torch.equal(*pair) for pair in states):
-            return "draws other random numbers"
-        floating = [pair for pair in pairs if pair[0].is_floating_point()]
-        are_close = all(_are_close(*pair, precision) for pair in floating)
-        return "" if are_close else "returns other numbers"
-
-
-def _are_close(
-    expected: torch.Tensor, received: torch.Tensor, precision: torch.dtype | None
-) -> bool:
-    """Whether two tensors of one shape differ by rounding in a dtype, by default their own, at most."""
-    bound = torch.finfo(precision or expected.dtype).eps ** 0.5
-    largest = expected.nan_to_num(posinf=0, neginf=0).abs().max() if expected.numel() else 0.0
-    within = bound * max(1.0, float(largest))
-    return torch.allclose(received, expected, bound, within, equal_nan=True)
 
 
 def _require_equal_parts(name: str, module: nn.Module, style: str, degree: int) -> None:
