@@ -146,6 +146,7 @@ class Pipeline(Strategy):
         self._bandwidth = option_checks.positive(self.name, "gigabits", gigabits) * 1e9 / 8
         self._actions: list[list[Action]] = []
         self._is_delayed = schedule in DELAYED_SCHEDULES
+        self._delayed_group: DelayedUpdatesGroup | None = None
         if self._is_delayed:
             self.summary = (
                 "stages that never wait for the end of a step; updates are one global batch late"
@@ -212,7 +213,8 @@ class Pipeline(Strategy):
     def started(self, group: ReplicaGroup) -> None:
         """Lets the group keep versions of the weights where updates are delayed."""
         if self._is_delayed:
-            require(group, DelayedUpdatesGroup).start_delayed_updates(self._updates)
+            self._delayed_group = require(group, DelayedUpdatesGroup)
+            self._delayed_group.start_delayed_updates(self._updates)
 
     def _shape(self, spec: TrainingSpec) -> PipelineShape:
         return self._shape_of(spec.gradient_accumulation_steps)
@@ -252,10 +254,14 @@ class Pipeline(Strategy):
         return StrategyState()
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
-        """Says that the first update is not delayed, after a run with another strategy."""
-        if not self._is_delayed or strategy_before == self.name:
+        """Says that the first update is not delayed, where the checkpoint has no earlier versions."""
+        group = self._delayed_group
+        is_same = strategy_before == self.name
+        if not self._is_delayed or (is_same and (group is None or not group.has_equal_versions())):
             return []
-        return [f"{self.name}: starts with equal versions of the weights"]
+        return [
+            f"{self.name}: starts with equal versions of the weights; the first update is not late"
+        ]
 
     def report(self) -> Mapping[str, Any]:
         """Staleness: updates that the gradient of a global batch does not know of, by stage."""

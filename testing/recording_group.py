@@ -30,6 +30,7 @@ NEEDS: Mapping[str, Capability] = {
     "start_delayed_updates": Capability.DELAYED_UPDATES,
     "delayed_step": Capability.DELAYED_UPDATES,
     "drain_pipeline": Capability.DELAYED_UPDATES,
+    "has_equal_versions": Capability.DELAYED_UPDATES,
     "profile_layers": Capability.PIPELINE_STEP,
     "unshard_weights": Capability.UNSHARD_WEIGHTS,
     "shard_optimizer": Capability.UPDATE_SHARD,

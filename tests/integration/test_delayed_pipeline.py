@@ -231,3 +231,35 @@ def test_another_strategy_goes_on_from_the_newest_weights(folder: Path) -> None:
     assert run.failure is None, run.failure
     expected = list(delayed(found["interrupted"]["start"]))
     assert_close(run.returned[0], expected[STOP - 1][1])
+
+
+def saved(session: isotrain.Session, *, checkpoint: Path) -> None:
+    session.step(next(session.batches()))
+    session.save(checkpoint)
+
+
+def said_late(fields: dict[str, Any], checkpoint: Path, output: Path) -> bool:
+    """Whether a run that restores a checkpoint says that its first update is not late."""
+    told: list[Mapping[str, Any]] = []
+    isotrain.launch(
+        partial(restored, checkpoint=checkpoint),
+        fields,
+        backend="torch-ddp",
+        replicas=1,
+        output=output,
+        on_event=told.append,
+    )
+    (resumed,) = (each for each in told if each["event"] == "resumed")
+    return "the first update is not late" in " ".join(resumed["lost"])
+
+
+def test_a_resumed_run_says_that_its_first_update_is_not_late(folder: Path, tmp_path: Path) -> None:
+    """After another schedule or in other stages; not where the checkpoint has the version before."""
+    of_backend("torch-ddp", folder / "torch-ddp")
+    late, flushed = folder / "torch-ddp" / "constant", tmp_path / "1f1b"
+    fields = spec(2) | {"strategy": {"name": "pipeline", "options": {"stages": 2}}}
+    run = try_run(partial(saved, checkpoint=flushed), fields, "torch-ddp", 1)
+    assert run.failure is None, run.failure
+    assert said_late(spec(2), flushed, tmp_path / "schedule")
+    assert said_late(spec(3), late, tmp_path / "stages")
+    assert not said_late(spec(2), late, tmp_path / "same")

@@ -20,6 +20,9 @@ class WeightVersions:
 
     A weight's tensor is one object with the memory of one version at a time: backward passes, as forward
     passes, see the version that it has then.
+
+    Attributes:
+        are_equal: Whether weights were set in all versions, and no version alone or by an update since.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], delay: int) -> None:
@@ -32,6 +35,7 @@ class WeightVersions:
         self._weights = weights
         newest = [weight.data for weight in weights.values()]
         self._versions = [newest, *([each.clone() for each in newest] for _ in range(delay))]
+        self.are_equal = False
 
     def use(self, age: int) -> None:
         """Gives the weights the values of a version. Local.
@@ -52,6 +56,7 @@ class WeightVersions:
         if oldest is not newest:
             private_api.foreach_copy_(oldest, newest)
         self._versions.insert(0, oldest)
+        self.are_equal = False
         self.use(0)
         return private_api.preserving_versions(self._weights.values())
 
@@ -59,6 +64,7 @@ class WeightVersions:
         """Sets all versions of the named weights to the current values. Local."""
         for name, newest, *others in zip(self._weights, *self._versions, strict=True):
             if name in names:
+                self.are_equal = True
                 for each in others:
                     each.copy_(newest)
 
@@ -85,6 +91,7 @@ class WeightVersions:
         if name not in state:
             raise IsotrainError(unknown_name("state", name, state))
         state[name].copy_(value)
+        self.are_equal = False
 
 
 class DelayedStageWork(TorchStageWork):

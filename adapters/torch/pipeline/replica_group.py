@@ -317,6 +317,9 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         others = {name: value for name, value in state.items() if name not in weights}
         super().write_state(others, replica=replica)
 
+    def has_equal_versions(self) -> bool:
+        return self._versions is not None and self._versions.are_equal
+
     def _execution_state(self) -> dict[str, torch.Tensor]:
         versions = {} if self._versions is None else self._versions.state()
         return super()._execution_state() | versions

@@ -103,6 +103,9 @@ class DelayedUpdatesGroup(Protocol):
     def drain_pipeline(self) -> None:
         """Runs the passes that are left, and does the update of the last global batch. Collective."""
 
+    def has_equal_versions(self) -> bool:
+        """Whether `write_state` set weights, and since then no update and no earlier version came. Local."""
+
 
 @runtime_checkable
 class ActionTimingGroup(Protocol):
