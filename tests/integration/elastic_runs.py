@@ -125,9 +125,17 @@ class Kills:
 
 @dataclass
 class WaitsForNewcomer:
-    """Callback that waits after a step until the launcher asks to let a newcomer in, before the next one."""
+    """Callback that waits after a step until the launcher asks to let a newcomer in, before the next one.
+
+    Attributes:
+        step: The step.
+        reached: File that tells newcomers that it is done; they have no data before.
+        replicas: Number of processes at the start.
+    """
 
     step: int
+    reached: Path
+    replicas: int = REPLICAS
     reporter: Reporter | None = None
 
     def on_start(self, session: isotrain.Session) -> None:
@@ -143,7 +151,14 @@ class WaitsForNewcomer:
         if batch.step == self.step:
             assert self.reporter is not None
             reporter = self.reporter
+            self.reached.touch()
             wait_until(lambda: reporter.is_regroup_requested, 60)
+
+    def data(self) -> isotrain.DataSet:
+        """Data of the run."""
+        if process() >= self.replicas:
+            wait_until(self.reached.exists, 60)
+        return data()
 
 
 def _die_while_sending(session: isotrain.Session, step: int) -> None:

@@ -75,8 +75,9 @@ def test_a_lost_process_is_replaced(
 ) -> None:
     caplog.set_level("INFO", logger="isotrain.run")
     elastic = {"min": 1, "replacements": 1}
-    callbacks = [Kills(between={1: 2}), WaitsForNewcomer(6)]
-    result, events = run(tmp_path / "run", callbacks=callbacks, elastic=elastic)
+    waits = WaitsForNewcomer(6, tmp_path / "reached")
+    changes = {"callbacks": [Kills(between={1: 2}), waits], "data": waits.data}
+    result, events = run(tmp_path / "run", **changes, elastic=elastic)
     assert_same(result, whole)
     require_whole_history(events)
     assert changes_told(events) == [({"1"}, [], [0, 2, 3]), (set(), [4], [0, 2, 3, 4])]
@@ -152,8 +153,9 @@ def test_replicas_join_on_request_up_to_the_largest_number(
 ) -> None:
     folder = tmp_path / "run"
     joins = Joins(folder, 2)
-    callbacks = [WaitsForNewcomer(6), WaitsForFile(folder / "asked")]
-    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 3})
+    waits = WaitsForNewcomer(6, tmp_path / "reached", 2)
+    callbacks = [waits, WaitsForFile(folder / "asked")]
+    fields = spec(callbacks=callbacks, data=waits.data, elastic={"min": 1, "max": 3})
     result = isotrain.run(fields, backend="reference", replicas=2, output=folder, on_event=joins)
     joins.finish()
     assert_same(result, whole)
@@ -201,7 +203,8 @@ def test_a_newcomer_says_how_large_the_state_is(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     joins = Joins(folder, 1)
     changes = {"model": {"numpy": wide_model}, "ema": 0.9, "elastic": {"min": 1, "max": 2}}
-    fields = spec(callbacks=[WaitsForNewcomer(6)], **changes)
+    waits = WaitsForNewcomer(6, tmp_path / "reached", 1)
+    fields = spec(callbacks=[waits], data=waits.data, **changes)
     isotrain.run(fields, backend="reference", replicas=1, output=folder, on_event=joins)
     joins.finish()
     (told,) = [e["state_bytes"] for e in joins.events if e["event"] == "waiting"]
@@ -277,8 +280,9 @@ def test_the_command_joins_and_says_so(tmp_path: Path) -> None:
         if event["event"] == "steps" and not asking.ident:
             asking.start()
 
-    callbacks = [WaitsForNewcomer(6), WaitsForFile(folder / "asked")]
-    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 3})
+    waits = WaitsForNewcomer(6, tmp_path / "reached", 2)
+    callbacks = [waits, WaitsForFile(folder / "asked")]
+    fields = spec(callbacks=callbacks, data=waits.data, elastic={"min": 1, "max": 3})
     isotrain.run(fields, backend="reference", replicas=2, output=folder, on_event=on_event)
     asking.join()
     assert told[0].stdout == "rank 2 starts\nrank 2 has joined: 3 replicas go on after step 7\n"
@@ -318,9 +322,10 @@ def test_torch_ddp_goes_on_with_newcomers(model: str, tmp_path: Path) -> None:
     changes = {**fields, "backend": "torch-ddp"}
     whole, _ = run(tmp_path / "whole", 2, **changes, elastic=None)
     kills = Kills(between={1: 2, 0: 8})
-    callbacks = [kills, WaitsForNewcomer(5)]
+    waits = WaitsForNewcomer(5, tmp_path / "reached", 2)
+    changes |= {"callbacks": [kills, waits], "data": waits.data}
     elastic = {"min": 1, "replacements": 1}
-    result, events = run(tmp_path / "run", 2, **changes, callbacks=callbacks, elastic=elastic)
+    result, events = run(tmp_path / "run", 2, **changes, elastic=elastic)
     assert_same(result, whole)
     require_whole_history(events)
     assert changes_told(events) == [({"1"}, [], [0]), (set(), [2], [0, 2]), ({"0"}, [], [2])]
@@ -332,9 +337,9 @@ def test_a_replica_joins_one_of_torch_ddp(tmp_path: Path) -> None:
     folder, changes = tmp_path / "run", {"model": {"torch": native}, "backend": "torch-ddp"}
     whole, _ = run(tmp_path / "whole", 1, **changes, elastic=None)
     joins = Joins(folder, 1)
-    fields = spec(
-        model=changes["model"], callbacks=[WaitsForNewcomer(6)], elastic={"min": 1, "max": 2}
-    )
+    waits = WaitsForNewcomer(6, tmp_path / "reached", 1)
+    elastic = {"min": 1, "max": 2}
+    fields = spec(model=changes["model"], data=waits.data, callbacks=[waits], elastic=elastic)
     result = isotrain.run(fields, backend="torch-ddp", replicas=1, output=folder, on_event=joins)
     joins.finish()
     assert_same(result, whole)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,16 +77,23 @@ def test_without_a_gpu_no_check_begins(tmp_path: Path, capsys: pytest.CaptureFix
     assert report["why_no_gpu"] == reason
 
 
-def test_a_torch_that_cannot_be_imported_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torch_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
     """As one whose CUDA libraries are of another version."""
     (tmp_path / "torch").mkdir()
     text = "raise ImportError('libcudart.so.99: cannot open shared object file')"
     (tmp_path / "torch" / "__init__.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert gpu_report.main(["--check", "precision"]) == 2
-    assert "libcudart.so.99: cannot open shared object file" in capsys.readouterr().err
+    command = (sys.executable, "-m", "isotrain.testing.gpu_report", "--check", "precision")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    ended = subprocess.run(  # a process of its own: this one has imported torch
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "libcudart.so.99: cannot open shared object file" in ended.stderr
 
 
 def test_what_was_made_before_ctrl_c_is_printed(
