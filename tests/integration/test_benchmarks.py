@@ -410,9 +410,9 @@ def test_kill_drill_and_restart_times() -> None:
 
 @pytest.mark.examples
 def test_a_disturbed_elastic_run_is_equal_to_the_bit() -> None:
-    done = elastic_kills.disturb("reference", 2, steps=150, seed=0, seconds=0.3, bits=True)
+    done = elastic_kills.disturb("reference", 2, steps=300, seed=0, seconds=0.3, bits=True)
     assert not list(done.faults(0.0))
-    assert done.steps == (300, 300)
+    assert done.steps == (600, 600)
     assert 1 <= done.disturber.made <= 2
     assert "equal (difference 0)" in done.summary(0.0)
 
