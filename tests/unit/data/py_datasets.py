@@ -76,10 +76,11 @@ class Processes(PyDataset):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def waits(self) -> None:
-        """Goes on when its stack is requested, after which there is a file."""
+        """Makes a file, and removes it when its stack is requested; then goes on."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        signal.sigwait({signal.SIGUSR1})
         Path(self.file).touch()
+        signal.sigwait({signal.SIGUSR1})
+        Path(self.file).unlink()
 
 
 class Pids(Processes):

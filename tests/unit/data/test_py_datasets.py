@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.leftover_processes import is_alive
+from helpers.waiting import wait_until
 from unit.data.py_datasets import Large, Pids, Processes, PyDataset, Threaded
 from unit.data.stream_samples import given_by, loader
 
@@ -146,17 +147,18 @@ def test_a_process_that_fails_is_told(fault: str, text: str) -> None:
 def test_a_process_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # it ends after it was asked for its stack: it is not killed before
     monkeypatch.setattr("isotrain.core.data.processes.child_process._END_SECONDS", 60.0)
-    file = tmp_path / "asked"
+    file = tmp_path / "waits"
     read = reader(Processes(fault="waits", file=str(file)))
     assert isinstance(read, PyDatasetReader)
     batches = read()
     for _ in range(3):
         next(batches)
+    wait_until(file.exists, 60)
     read.timeout = 0.0
     name = r"process 0 of 3 \(pid \d+\), which was to make batch 3 of a PyDataset, has not answered for 0 s"
     with pytest.raises(DataError, match=name):
         next(batches)
-    assert file.exists()
+    assert not file.exists()
 
 
 def test_a_data_set_that_cannot_be_sent_is_refused() -> None:
