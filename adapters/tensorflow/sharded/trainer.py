@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,28 +11,21 @@ import tensorflow as tf
 
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras.weight_sharding import require_shardable
-from isotrain.adapters.tensorflow.base.variables import assign_all, value_of
 from isotrain.adapters.tensorflow.base.xla import Compute
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.sharded.keras_layers import ShardedLayers
 from isotrain.adapters.tensorflow.sharded.modules import ShardedModules
 from isotrain.adapters.tensorflow.sharded.weights import ShardedWeights
-from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
-from isotrain.adapters.tensorflow.trainer.local_shards import ShardedState, ShardedUpdate
-from isotrain.adapters.tensorflow.trainer.state import NamedState, canonical_names
-from isotrain.plugin import DeviceMesh, StateKind, TrainingSpec
+from isotrain.adapters.tensorflow.trainer.base import MicroBatch
+from isotrain.adapters.tensorflow.trainer.local_shards import LocalShardsTrainer, ShardedUpdate
+from isotrain.adapters.tensorflow.trainer.state import canonical_names
+from isotrain.plugin import DeviceMesh, TrainingSpec
 
 
-class ShardedTrainer(ReplicaTrainer):
-    """Computes with weights gathered layer by layer, or module by module; updates the local shards.
-
-    Attributes:
-        weights: The sharded weights.
-        update: Optimizer of the local shards.
-    """
+class ShardedTrainer(LocalShardsTrainer):
+    """Computes with weights gathered layer by layer, or module by module; updates the local shards."""
 
     weights: ShardedWeights
-    update: ShardedUpdate
     _layers: ShardedLayers | ShardedModules
 
     def __init__(
@@ -63,33 +56,16 @@ class ShardedTrainer(ReplicaTrainer):
         require_shardable(dict(zip(canonical_names(trainable), trainable, strict=True)))
         self._broadcast_initial_values()
         self.weights = ShardedWeights(trainable, self._communicator, self._mesh)
-        self._values = [shard.local for shard in self.weights.shards]
         is_called = spec.objective is None and spec.call is None  # which may call some layers
         layer_class = ShardedLayers if isinstance(self.model, keras.Layer) else ShardedModules
         self._layers = layer_class(self.model, self.weights, self._unit_bytes, is_called)
         self._layers.recompute(self.model, spec)
-        return ShardedUpdate(spec, self.weights)
+        return self._update_of_shards(spec)
 
-    def _broadcast_initial_values(self) -> None:
-        """Broadcasts the weights of replica 0 to all. Collective."""
-        variables, everyone = [*self._values, *self.others], range(self._communicator.replicas)
-
-        def broadcast() -> None:
-            values = [
-                self._communicator.broadcast_within(value_of(each), (tuple(everyone),))
-                for each in variables
-            ]
-            assign_all(variables, values)
-
-        tf.function(broadcast, autograph=False)()
-
-    def _state_of(
-        self,
-        trainable: Sequence[Any],
-        others: Sequence[Any],
-        kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
-    ) -> NamedState:
-        return ShardedState(trainable, others, kinds, self.weights, self.update.sharded_slots)
+    def _broadcast_from_first(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._communicator.broadcast_within(
+            tensor, (tuple(range(self._communicator.replicas)),)
+        )
 
     def _gathering(self, compute: Compute) -> Compute:
         def compute_gathered(inputs: Any, targets: Any) -> tuple[Any, Any]:

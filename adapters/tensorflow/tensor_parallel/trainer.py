@@ -9,16 +9,15 @@ import tensorflow as tf
 
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.tensor_parallel import Cut, find_cuts, part_bounds, require_portable
-from isotrain.adapters.tensorflow.base.variables import assign_all, value_of
+from isotrain.adapters.tensorflow.base.variables import value_of
 from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
-from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.local_shards import (
-    ShardedState,
+    LocalShardsTrainer,
     ShardedUpdate,
     VariableShard,
 )
-from isotrain.adapters.tensorflow.trainer.state import NamedState, native
-from isotrain.plugin import StateKind, TrainingSpec
+from isotrain.adapters.tensorflow.trainer.state import native
+from isotrain.plugin import TrainingSpec
 
 
 class TensorFlowParts:
@@ -140,17 +139,14 @@ class CutWeights:
         return tf.sqrt(self._communicator.sum_in_replica(tf.stack(squares)))
 
 
-class TensorParallelTrainer(ReplicaTrainer):
+class TensorParallelTrainer(LocalShardsTrainer):
     """Trainer of a Keras model, of some weights of which this process has a part.
 
     Attributes:
         cuts: Layers that are cut.
-        weights: The trainable weights.
-        update: Optimizer of this process's parts.
     """
 
     weights: CutWeights
-    update: ShardedUpdate
 
     def __init__(
         self,
@@ -178,23 +174,7 @@ class TensorParallelTrainer(ReplicaTrainer):
         self._broadcast_initial_values()
         self.cuts = find_cuts(model, self._communicator.topology.processes, self._layers)
         self.weights = CutWeights(trainable, self.cuts, self._communicator)
-        self._values = [shard.local for shard in self.weights.shards]
-        return ShardedUpdate(spec, self.weights)
+        return self._update_of_shards(spec)
 
-    def _broadcast_initial_values(self) -> None:
-        """Broadcasts the weights of the first process to all. Collective."""
-        variables = [*self._values, *self.others]
-
-        def broadcast() -> None:
-            values = map(self._communicator.broadcast_from_first, map(value_of, variables))
-            assign_all(variables, [*values])
-
-        tf.function(broadcast, autograph=False)()
-
-    def _state_of(
-        self,
-        trainable: Sequence[Any],
-        others: Sequence[Any],
-        kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
-    ) -> NamedState:
-        return ShardedState(trainable, others, kinds, self.weights, self.update.sharded_slots)
+    def _broadcast_from_first(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._communicator.broadcast_from_first(tensor)

@@ -1,7 +1,8 @@
-"""Update and named state of weights of which this process has a shard each."""
+"""Trainer, update and named state of weights of which this process has a shard each."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.tensorflow.base.variables import value_of
+from isotrain.adapters.tensorflow.base.variables import assign_all, value_of
+from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients, WeightUpdate
 from isotrain.adapters.tensorflow.trainer.state import NamedState, native
 from isotrain.plugin import StateInfo, StateKind, TrainingSpec
@@ -202,3 +204,41 @@ class ShardedState(NamedState):
             return array
         part: np.ndarray = shard.of(array)
         return part
+
+
+class LocalShardsTrainer(ReplicaTrainer, ABC):
+    """Trainer that updates this process's shard of each weight.
+
+    Attributes:
+        weights: The trainable weights.
+        update: Optimizer of the local shards.
+    """
+
+    weights: LocalShards
+    update: ShardedUpdate
+
+    @abstractmethod
+    def _broadcast_from_first(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The first process's value of a tensor of any shape. Collective."""
+
+    def _broadcast_initial_values(self) -> None:
+        """Broadcasts the weights of the first process to all. Collective."""
+        variables = [*self._values, *self.others]
+
+        def broadcast() -> None:
+            assign_all(variables, [self._broadcast_from_first(value_of(v)) for v in variables])
+
+        tf.function(broadcast, autograph=False)()
+
+    def _update_of_shards(self, spec: TrainingSpec) -> ShardedUpdate:
+        """The update of `weights`, which are the weights of this trainer from now on. Local."""
+        self._values = [shard.local for shard in self.weights.shards]
+        return ShardedUpdate(spec, self.weights)
+
+    def _state_of(
+        self,
+        trainable: Sequence[Any],
+        others: Sequence[Any],
+        kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
+    ) -> NamedState:
+        return ShardedState(trainable, others, kinds, self.weights, self.update.sharded_slots)
