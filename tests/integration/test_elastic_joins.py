@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,18 +173,25 @@ def data_for_the_first() -> isotrain.DataSet:
     return elastic_runs.data()
 
 
-def test_a_newcomer_that_fails_does_not_end_the_run(
-    whole: isotrain.RunResult, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
+def joined_on_request(
+    folder: Path, data: Callable[[], isotrain.DataSet], whole: isotrain.RunResult
+) -> Joins:
+    """A run that a further replica is asked to join, and that ends as one that it did not join."""
     joins = Joins(folder, 1)
     callbacks = [WaitsForFile(folder / "asked")]
-    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 5}, data=data_for_the_first)
+    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 5}, data=data)
     result = isotrain.run(
         fields, backend="reference", replicas=REPLICAS, output=folder, on_event=joins
     )
     joins.finish()
     assert_same(result, whole)
+    return joins
+
+
+def test_a_newcomer_that_fails_does_not_end_the_run(
+    whole: isotrain.RunResult, tmp_path: Path
+) -> None:
+    joins = joined_on_request(tmp_path / "run", data_for_the_first, whole)
     ((_, failed),) = joins.answers
     expected = (
         "rank 4, which was to join the run, raised ValueError: ValueError: no data for newcomers"
@@ -223,15 +230,7 @@ def other_data_for_newcomers() -> isotrain.DataSet:
 def test_a_newcomer_with_other_data_does_not_end_the_run(
     whole: isotrain.RunResult, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "run"
-    joins = Joins(folder, 1)
-    callbacks = [WaitsForFile(folder / "asked")]
-    fields = spec(callbacks=callbacks, elastic={"min": 1, "max": 5}, data=other_data_for_newcomers)
-    result = isotrain.run(
-        fields, backend="reference", replicas=REPLICAS, output=folder, on_event=joins
-    )
-    joins.finish()
-    assert_same(result, whole)
+    joins = joined_on_request(tmp_path / "run", other_data_for_newcomers, whole)
     assert changes_told(joins.events) == []
     ((_, failed),) = joins.answers
     assert "has other training samples than the run, though as many" in failed["failed"]
