@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from helpers.waiting import wait_until
 
 import isotrain
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.launching.supervision.join_requests import request_join
 from isotrain.testing.reference.layers import Dense, Layer
 from isotrain.testing.reference.network import Network
 
@@ -223,3 +225,47 @@ def assert_same(found: isotrain.RunResult, whole: isotrain.RunResult) -> None:
     assert weights.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(weights[name], array, rtol=0, atol=1e-11, err_msg=name)
+
+
+def require_whole_history(events: list[Any]) -> None:
+    """Every step and every epoch is reported once, in order."""
+    steps = [
+        e["first"] + i for e in events if e["event"] == "steps" for i in range(len(e["losses"]))
+    ]
+    assert steps == list(range(STEPS))
+    epochs = [event["epoch"] for event in events if event["event"] == "epoch"]
+    assert epochs == list(range(EPOCHS))
+
+
+def changes_told(events: list[Any]) -> list[tuple[set[str], list[int], list[int]]]:
+    """What is lost, what has joined, and who is there, for each change of members."""
+    return [
+        (set(each["lost"]), list(each["joined"]), list(each["members"]))
+        for each in changes_of(events)
+    ]
+
+
+class Joins:
+    """Listener that asks for further replicas once the run trains, and keeps what it is answered."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.answers: list[Any] = []
+        self.events: list[Any] = []
+        self._folder = folder
+        self._thread: threading.Thread | None = None
+        self._count = count
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        self.events.append(event)
+        if event["event"] == "steps" and self._thread is None:
+            self._thread = threading.Thread(target=self._ask)
+            self._thread.start()
+
+    def _ask(self) -> None:
+        for _ in range(self._count):
+            self.answers.append(list(request_join(self._folder)))
+        (self._folder / "asked").touch()
+
+    def finish(self) -> None:
+        assert self._thread is not None
+        self._thread.join()

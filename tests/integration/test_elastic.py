@@ -32,8 +32,18 @@ from integration.elastic_runs import (
 )
 
 import isotrain
-from isotrain.core.errors import PlanError, RunFailedError, SpecError, UnsupportedError
+from isotrain.core.errors import (
+    PlanError,
+    RunFailedError,
+    SpecError,
+    UnsupportedError,
+)
+from isotrain.core.launching.run_directory.run_directory import (
+    last_weights_file,
+    last_weights_path,
+)
 from isotrain.core.launching.supervision import handover_folders
+from isotrain.core.session.weights.weights_file import read_weights
 
 pytestmark = pytest.mark.usefixtures("reference", "no_processes_left")
 
@@ -165,6 +175,26 @@ def test_an_error_of_a_rank_ends_the_run(tmp_path: Path) -> None:
         run(tmp_path, callbacks=[Raises()])
 
 
+class EndsItself:
+    """Rank 0 is killed, and its successor is requested to end in a later step."""
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if (process(), batch.step) == (0, 2):
+            die()
+        if (process(), batch.step) == (1, 5):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_later_rank_0_keeps_its_weights_when_it_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="this process was requested to end"):
+        run(tmp_path / "run", callbacks=[EndsItself()])
+    kept = last_weights_file(tmp_path / "run")
+    assert kept == last_weights_path(tmp_path / "run", 6)
+    until_then, _ = run(tmp_path / "again", elastic=None, epochs=None, steps=6)
+    for name, value in until_then.weights.items():
+        np.testing.assert_allclose(read_weights(kept)[name], value, rtol=0, atol=1e-11)
+
+
 class RaisesAfterALoss:
     """Rank 2 is killed, and rank 1 raises an error once the launcher has most likely noticed that."""
 
@@ -202,20 +232,6 @@ def test_an_own_loop_is_called_again_with_its_notes(
         assert losses == pytest.approx(whole.history.loss, abs=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.failures
-@pytest.mark.parametrize("model", ["native", "portable"])
-def test_torch_ddp_goes_on(model: str, tmp_path: Path) -> None:
-    fields = {"model": {"torch": native} if model == "native" else portable}
-    kills = Kills(between={1: 3, 0: 8})
-    changes = {**fields, "backend": "torch-ddp"}
-    whole, _ = run(tmp_path / "whole", 3, **changes, elastic=None)
-    result, events = run(tmp_path / "run", 3, **changes, callbacks=[kills])
-    assert_same(result, whole)
-    assert [list(change["members"]) for change in changes_of(events)] == [[0, 2], [2]]
-    assert [event["epoch"] for event in events if event["event"] == "epoch"] == [0, 1, 2]
-
-
 class Node:
     """An object that only a collection frees."""
 
@@ -249,24 +265,6 @@ def test_a_session_that_a_callback_keeps_keeps_no_model(
     result, _ = run(tmp_path / "run", callbacks=[kills, KeepsSession()])
     assert_same(result, whole)
     assert "alive: 4 [1, 2]" in (tmp_path / "run" / "rank-2.log").read_text()
-
-
-class KeepsGroup:
-    """Callback that keeps the newest replica group."""
-
-    def on_start(self, session: isotrain.Session) -> None:
-        self.group = session.group
-
-
-@pytest.mark.slow
-@pytest.mark.failures
-def test_torch_ddp_goes_on_where_a_callback_keeps_the_group(tmp_path: Path) -> None:
-    """The connections are closed although it does: others wait for those that have left."""
-    changes = {"model": {"torch": native}, "backend": "torch-ddp", "timeouts": {"progress": 60}}
-    callbacks = [Kills(between={2: 3}), KeepsGroup()]
-    result, events = run(tmp_path / "run", 5, **changes, callbacks=callbacks)
-    assert len(result.history.loss) == STEPS
-    assert [list(change["members"]) for change in changes_of(events)] == [[0, 1, 3, 4]]
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,17 @@ from helpers.in_process import command
 from helpers.waiting import wait_until
 from integration import elastic_runs
 from integration.elastic_runs import (
-    EPOCHS,
     REPLICAS,
     STEPS,
+    Joins,
     Kills,
     WaitsForNewcomer,
     assert_same,
     changes_of,
+    changes_told,
     die,
-    native,
-    portable,
     process,
+    require_whole_history,
     run,
     spec,
 )
@@ -35,7 +35,6 @@ from integration.elastic_runs import (
 import isotrain
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.supervision import join_requests
-from isotrain.core.launching.supervision.join_requests import request_join
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -50,24 +49,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> isotrain.RunResult:
     """A run from which nothing is lost."""
     result, _ = run(tmp_path_factory.mktemp("whole") / "run", elastic=None)
     return result
-
-
-def require_whole_history(events: list[Any]) -> None:
-    """Every step and every epoch is reported once, in order."""
-    steps = [
-        e["first"] + i for e in events if e["event"] == "steps" for i in range(len(e["losses"]))
-    ]
-    assert steps == list(range(STEPS))
-    epochs = [event["epoch"] for event in events if event["event"] == "epoch"]
-    assert epochs == list(range(EPOCHS))
-
-
-def changes_told(events: list[Any]) -> list[tuple[set[str], list[int], list[int]]]:
-    """What is lost, what has joined, and who is there, for each change of members."""
-    return [
-        (set(each["lost"]), list(each["joined"]), list(each["members"]))
-        for each in changes_of(events)
-    ]
 
 
 def test_a_lost_process_is_replaced(
@@ -109,32 +90,6 @@ def test_a_run_that_needs_all_replicas_waits_for_new_ones(
     first, last = result.history.epochs[0], result.history.epochs[-1]
     for found, undisturbed in ((first, whole.history.epochs[0]), (last, whole.history.epochs[-1])):
         assert found["validation_loss"] == pytest.approx(undisturbed["validation_loss"], abs=1e-12)
-
-
-class Joins:
-    """Listener that asks for further replicas once the run trains, and keeps what it is answered."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self.answers: list[Any] = []
-        self.events: list[Any] = []
-        self._folder = folder
-        self._thread: threading.Thread | None = None
-        self._count = count
-
-    def __call__(self, event: Mapping[str, Any]) -> None:
-        self.events.append(event)
-        if event["event"] == "steps" and self._thread is None:
-            self._thread = threading.Thread(target=self._ask)
-            self._thread.start()
-
-    def _ask(self) -> None:
-        for _ in range(self._count):
-            self.answers.append(list(request_join(self._folder)))
-        (self._folder / "asked").touch()
-
-    def finish(self) -> None:
-        assert self._thread is not None
-        self._thread.join()
 
 
 class WaitsForFile:
@@ -236,14 +191,26 @@ def test_a_newcomer_with_other_data_does_not_end_the_run(
     assert "has other training samples than the run, though as many" in failed["failed"]
 
 
-def test_newcomers_that_fail_end_a_run_that_needs_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (
+            data_for_the_first,
+            "rank 5: before its first step, then ValueError: no data for newcomers",
+        ),
+        (other_data_for_newcomers, "rank 5: before its first step; it has other training samples"),
+    ],
+)
+def test_newcomers_that_fail_end_a_run_that_needs_them(
+    load: Callable[[], isotrain.DataSet], reason: str, tmp_path: Path
+) -> None:
     kills = Kills(between={1: 2})
     elastic = {"min": REPLICAS, "replacements": 2}
     with pytest.raises(RunFailedError) as caught:
-        run(tmp_path / "run", callbacks=[kills], elastic=elastic, data=data_for_the_first)
+        run(tmp_path / "run", callbacks=[kills], elastic=elastic, data=load)
     text = str(caught.value)
     assert text.startswith("rank 1 of 6 was ended by SIGKILL")
-    assert "rank 5: before its first step, then ValueError: no data for newcomers" in text
+    assert reason in text
     assert "no process came in its place" in text
 
 
@@ -311,36 +278,3 @@ def test_nothing_joins_a_run_that_is_not_elastic(tmp_path: Path) -> None:
     isotrain.run(fields, backend="reference", replicas=2, output=folder, on_event=on_event)
     assert told[0].returncode
     assert "the run is not elastic, so that no replica can join it" in told[0].stderr
-
-
-@pytest.mark.slow
-@pytest.mark.failures
-@pytest.mark.parametrize("model", ["native", "portable"])
-def test_torch_ddp_goes_on_with_newcomers(model: str, tmp_path: Path) -> None:
-    fields = {"model": {"torch": native} if model == "native" else portable}
-    changes = {**fields, "backend": "torch-ddp"}
-    whole, _ = run(tmp_path / "whole", 2, **changes, elastic=None)
-    kills = Kills(between={1: 2, 0: 8})
-    waits = WaitsForNewcomer(5, tmp_path / "reached", 2)
-    changes |= {"callbacks": [kills, waits], "data": waits.data}
-    elastic = {"min": 1, "replacements": 1}
-    result, events = run(tmp_path / "run", 2, **changes, elastic=elastic)
-    assert_same(result, whole)
-    require_whole_history(events)
-    assert changes_told(events) == [({"1"}, [], [0]), (set(), [2], [0, 2]), ({"0"}, [], [2])]
-
-
-@pytest.mark.slow
-@pytest.mark.failures
-def test_a_replica_joins_one_of_torch_ddp(tmp_path: Path) -> None:
-    folder, changes = tmp_path / "run", {"model": {"torch": native}, "backend": "torch-ddp"}
-    whole, _ = run(tmp_path / "whole", 1, **changes, elastic=None)
-    joins = Joins(folder, 1)
-    waits = WaitsForNewcomer(6, tmp_path / "reached", 1)
-    elastic = {"min": 1, "max": 2}
-    fields = spec(model=changes["model"], data=waits.data, callbacks=[waits], elastic=elastic)
-    result = isotrain.run(fields, backend="torch-ddp", replicas=1, output=folder, on_event=joins)
-    joins.finish()
-    assert_same(result, whole)
-    require_whole_history(joins.events)
-    assert changes_told(joins.events) == [(set(), [1], [0, 1])]

@@ -253,6 +253,8 @@ def _describe_progress(watched: RankStatus) -> str:
         return f"{step}, then {watched.failure.message.strip().splitlines()[0]}"
     if watched.finished:
         return f"{step}, finished"
+    if watched.left and watched.lost:
+        return f"{step}; it {watched.lost}"
     if watched.died_silently:
         return f"{step}, then {verdict(watched)}"
     return f"{step}, in call {status.call!r}"

@@ -172,6 +172,7 @@ class Newcomers:
     def drop(self, newcomer: RankStatus, reason: str | None = None) -> None:
         """Goes on without a newcomer that has failed, or that is not let in for a reason."""
         why = reason or verdict(newcomer)
+        newcomer.lost = newcomer.lost or reason  # an error with which the run ends says it
         newcomer.process.end()
         newcomer.left = True
         self._waiting.pop(newcomer.rank, None)
