@@ -312,6 +312,11 @@ class Reporter:
         self._end_requested = True
 
     @property
+    def is_end_requested(self) -> bool:
+        """Whether this process was requested to end, and has not raised `EndedError` since."""
+        return self._end_requested
+
+    @property
     def checkpoint_request(self) -> CheckpointRequest:
         """Request on the status page: an end, or a checkpoint since the last read, which clears it."""
         self._page[_ACCEPTS_REQUESTS] = 1

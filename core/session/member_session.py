@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from isotrain.core.contracts.membership import Membership
 from isotrain.core.data.dataset import DataSet
+from isotrain.core.data.identity import DataIdentity, data_identity
 from isotrain.core.session.checkpointing.handover import CarriedState
 from isotrain.core.session.session import Session
 
@@ -20,6 +21,10 @@ class MemberSession(Session):
     def data(self) -> DataSet:
         """The data set, which the next process group goes on with."""
         return self._session_context.loaders.data
+
+    def data_identity(self) -> DataIdentity:
+        """Identity of the data set, which newcomers must have too. Local."""
+        return self._session_context.compared_data or data_identity(self.data)
 
     def carried_state(self) -> CarriedState:
         """Copies the state with which this process goes on in another process group. Local.

@@ -50,6 +50,7 @@ class ElasticRun:
         context: ProcessContext,
         reporter: Reporter,
         blames_peer: Callable[[BaseException], bool],
+        lead: Callable[[], None],
     ) -> None:
         """Joins nothing yet.
 
@@ -59,6 +60,7 @@ class ElasticRun:
             context: Process context with which this process was started.
             reporter: Sends events to the launcher.
             blames_peer: Whether an error only says that another process is lost.
+            lead: Prepares this process for the duties of rank 0, which it takes over.
         """
         self._job = job
         self._resolved_spec = resolved_spec
@@ -66,6 +68,7 @@ class ElasticRun:
         self._first_context = context
         self._reporter = reporter
         self._blames_peer = blames_peer
+        self._lead = lead
         self._generation = 0
         self._is_frozen = False
         self._carried: CarriedState | None = None
@@ -149,6 +152,8 @@ class ElasticRun:
         """Whether the run goes on in another process group after an error."""
         if isinstance(error, EndedError) or not isinstance(error, Exception):
             return False
+        if self._reporter.is_end_requested:  # the others may be gone already
+            return False
         if self._blames_peer(error):
             return True
         # An error of the user's own code, between calls of the session, ends the run.
@@ -178,6 +183,8 @@ class ElasticRun:
         )
         context = membership.context(self._first_context)
         reporter.rank = context.rank
+        if context.rank == 0 and self._first_context.rank != 0:
+            self._lead()
         plan = plan_of_members(job.plan, self._resolved_spec, context.processes)
         session = MemberSession(
             self._resolved_spec,

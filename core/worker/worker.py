@@ -165,7 +165,6 @@ def run_job_in_worker(
     Returns:
         The return value of the job's function; None in a process that has no session.
     """
-    from isotrain.core.data.identity import data_identity
     from isotrain.core.json_format import json_page
     from isotrain.core.session.member_session import MemberSession
     from isotrain.core.session.weights.initial_weights import REPORT_FILE
@@ -201,7 +200,7 @@ def run_job_in_worker(
         session.restore(job.resume)
     plan = session.plan.to_dict() if session.is_main else None
     is_first = session.is_main and resolved_spec.spec.elastic is not None
-    data = data_identity(session.data) if is_first else None
+    data = session.data_identity() if is_first else None
     reporter.emit(Ready(samples=session.plan.samples, plan=plan, data=data))
     if on_ready is not None:
         on_ready()
@@ -221,7 +220,8 @@ def _elastic_run(
 
     adapter = resolved_spec.plugins.backend(job.plan.backend)
     blames_peer = functools.partial(_blames_peer, adapter=adapter)
-    return ElasticRun(job, resolved_spec, context, reporter, blames_peer)
+    lead = functools.partial(_end_between_steps_on_sigterm, reporter)
+    return ElasticRun(job, resolved_spec, context, reporter, blames_peer, lead)
 
 
 def forward_warnings(reporter: Reporter) -> None:

@@ -12,7 +12,12 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.reporter import CheckpointRequest
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
-from isotrain.core.data.identity import SAME_DATA_HINT, data_difference, data_identity
+from isotrain.core.data.identity import (
+    SAME_DATA_HINT,
+    DataIdentity,
+    data_difference,
+    data_identity,
+)
 from isotrain.core.errors import DataError
 
 _SECONDS = 1.0
@@ -38,22 +43,27 @@ def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
         )
 
 
-def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan) -> None:
+def require_same_data(
+    group: ReplicaGroup, data: DataSet, rank: int, plan: Plan
+) -> DataIdentity | None:
     """Compares the data that the processes have loaded: number of samples, and some samples. Collective.
 
     A data function that shuffles or splits without a fixed seed gives every process different samples at the
     same indices, so that some are trained on twice and others never. Streams are compared as they are read.
 
+    Returns:
+        The identity of the data; None in a run of one process, which has nothing to compare.
+
     Raises:
         DataError: The data sets differ.
     """
     if group.is_single_process:
-        return
+        return None
     identity = data_identity(data)
     local = [float(number) for part in identity.values() for number in part]
     bounds = group.all_reduce_max([*local, *(-number for number in local)])
     if bounds[: len(local)] == [-number for number in bounds[len(local) :]]:
-        return
+        return identity
     table = np.zeros((len(plan.processes), len(local)))
     table[rank] = local
     rows = np.reshape(group.all_reduce_max(table.ravel().tolist()), table.shape)
@@ -64,6 +74,7 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
             raise DataError(
                 f"data: rank {process.rank} on {process.host} has {difference}. {SAME_DATA_HINT}"
             )
+    return identity
 
 
 class Consensus:

@@ -16,6 +16,7 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.dataset import DataSet
+from isotrain.core.data.identity import DataIdentity
 from isotrain.core.data.sources import ShardedStream
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import PluginError, SpecError, UnsupportedError, first_of
@@ -66,6 +67,7 @@ class SessionContext:
         loaders: Data loaders for training and evaluation.
         initial_weights: Report on the initial weights that the spec names; None where it names none.
         packages: Names of the packages that take part in the run.
+        compared_data: Identity of the data, which is that of all processes; None in a run of one.
     """
 
     spec: TrainingSpec
@@ -76,6 +78,7 @@ class SessionContext:
     loaders: DataLoaders
     initial_weights: LoadReport | None
     packages: tuple[str, ...]
+    compared_data: DataIdentity | None
 
     def versions(self) -> dict[str, str]:
         """Versions of Python and of the packages, by name."""
@@ -109,7 +112,7 @@ def build_session_context(
     loaded = load_data(spec) if data is None else data
     data, reader = share_streams(spec, context, group, loaded)
     loaders = DataLoaders(spec, plan, group, data, context, reader)
-    require_same_data(group, loaders.data, context.rank, plan)
+    compared_data = require_same_data(group, loaders.data, context.rank, plan)
     if spec.elastic is not None:
         _require_elastic(group, loaders.data)
     initial_weights = load_initial_weights(spec, plan, group, resumes=resumes)
@@ -119,7 +122,15 @@ def build_session_context(
     mesh = context.device_mesh
     index = mesh.index_in_group(context.rank, STAGE) if STAGE in mesh.sizes else 0
     return SessionContext(
-        spec, completed_plan, group, index, strategy, loaders, initial_weights, adapter.packages
+        spec,
+        completed_plan,
+        group,
+        index,
+        strategy,
+        loaders,
+        initial_weights,
+        adapter.packages,
+        compared_data,
     )
 
 
