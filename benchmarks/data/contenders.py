@@ -47,6 +47,7 @@ _TORCH = ("torch by hand", "accelerate", "fabric")
 
 CONTENDERS = (
     Contender("torch by hand", "torch_by_hand", tuple(SAMPLES)),
+    Contender("torch by hand, no steps", "torch_by_hand", tuple(SAMPLES), options="no-steps"),
     Contender("accelerate", "with_accelerate", _BY_POSITION, is_peer=True),
     Contender("fabric", "with_fabric", _BY_POSITION, is_peer=True),
     Contender("isotrain/torch-ddp", "with_isotrain", tuple(SAMPLES), _TORCH, "torch-ddp"),

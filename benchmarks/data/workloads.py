@@ -38,7 +38,7 @@ class Workload:
 
     name: str
     samples: int
-    global_batch_size: int = 64
+    global_batch_size: int
 
     @cached_property
     def folder(self) -> Path:
@@ -121,15 +121,17 @@ class Texts:
 
 @dataclass(frozen=True)
 class Stream:
-    """Compressed records in shards: batches of means, float32 `[50, 64]`, and classes; shards are counted.
+    """Compressed records in shards: batches of means, float32 `[batch, 64]`, and classes; shards are counted.
 
     Attributes:
         folder: Folder of the shards.
         samples: Number of records.
+        batch_size: Records of a batch, a divisor of 500.
     """
 
     folder: Path
     samples: int
+    batch_size: int = 50
 
     def __call__(self, shard: int = 0, shards: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The batches of every `shards`-th file."""
@@ -138,8 +140,8 @@ class Stream:
             blob = (self.folder / f"{number}.bin").read_bytes()
             ends = np.load(self.folder / f"{number}.npy").tolist()
             records = [blob[start:end] for start, end in pairwise([0, *ends])]
-            for start in range(0, _SHARD, 50):
-                batch = [_decompressed(each) for each in records[start : start + 50]]
+            for start in range(0, _SHARD, self.batch_size):
+                batch = [_decompressed(each) for each in records[start : start + self.batch_size]]
                 yield np.stack(batch), np.arange(len(batch)) % 10
 
 
@@ -209,7 +211,8 @@ SCALES = {"images": 0.1, "audio": 0.25, "texts": 0.02, "stream": 0.4}
 
 def workload(name: str, scale: float) -> Workload:
     """A workload with a fraction of its samples, a multiple of 1,000."""
-    return Workload(name, max(1, round(SAMPLES[name] * scale / 1000)) * 1000)
+    samples = max(1, round(SAMPLES[name] * scale / 1000)) * 1000
+    return Workload(name, samples, 100 if name == "stream" else 64)
 
 
 def collate(samples: list[tuple[np.ndarray, np.ndarray]]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,12 +49,13 @@ def _loader_of(job: Job, rank: int) -> DataLoader[Any]:
     if not isinstance(dataset, Stream):
         return loader_by_position(job, DistributedSampler(dataset, job.replicas, rank))
     workers = -(-job.workers // job.replicas)
-    shards = Shards(dataset, rank, job.replicas)
+    local = replace(dataset, batch_size=job.work.global_batch_size // job.replicas)
+    shards = Shards(local, rank, job.replicas)
     return DataLoader(shards, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
 
 
 def main() -> None:
-    """Trains one replica."""
+    """Trains one replica, or only loads its batches."""
     job, rank = Job.of_this_process(), int(os.environ.get("RANK", "0"))
     torch.set_num_threads(1)
     model = torch_model(job.name)
@@ -66,9 +68,13 @@ def main() -> None:
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
         for inputs, targets in loader:
+            if job.options == "no-steps":
+                continue
             optimizer.zero_grad()
             torch_loss(targets, model(inputs)).backward()
             optimizer.step()
+        if job.options == "no-steps" and job.replicas > 1:
+            dist.barrier()
         clock.epoch_done()
     if job.replicas > 1:
         dist.barrier()
