@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.backends import param
 
 import isotrain
 from isotrain.core.errors import RunFailedError
@@ -169,7 +170,7 @@ MEASURED = {"gradient_norm": True, "ema": {"decay": 0.875}}
 
 @pytest.mark.parametrize(
     ("replicas", "degree"),
-    [(1, 2), *[pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 2), (1, 4))]],
+    [(1, 2), *[param(*each, features=True) for each in ((2, 2), (1, 4))]],
 )
 def test_cut_modules_train_as_one_replica(tmp_path: Path, replicas: int, degree: int) -> None:
     expected = trained(1, tmp_path, "one", **MEASURED)

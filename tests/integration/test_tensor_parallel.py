@@ -21,13 +21,21 @@ STEPPED = {
     "gradient_norm": True,
     "ema": {"decay": 0.875},
 }
-BACKENDS = [
-    param("torch-ddp"),
-    pytest.param("tf-multiworker", marks=pytest.mark.slow),
-    param("horovod-torch", features=True),
-    param("horovod-tf", features=True),
+CELLS = [
+    param("torch-ddp", 1),
+    *[
+        pytest.param(*cell, marks=pytest.mark.slow)
+        for cell in (("torch-ddp", 2), ("tf-multiworker", 1))
+    ],
+    param("tf-multiworker", 2, features=True),
+    *[
+        param(f"horovod-{each}", count, features=True)
+        for each in ("torch", "tf")
+        for count in (1, 2)
+    ],
 ]
-EACH_FRAMEWORK = ["torch-ddp", "tf-multiworker"]
+"""Backends, and how many copies of the cut layers there are."""
+EACH_FRAMEWORK = [param("torch-ddp"), param("tf-multiworker", features=True)]
 SILU = {"model_args": {"activation": "silu"}}
 """TensorFlow's gelu divides by a float32 root."""
 
@@ -82,8 +90,7 @@ def assert_equal(result: Any, expected: Any, bound: float = 1e-12) -> None:
     np.testing.assert_allclose(result.last_loss, expected.last_loss, 0, bound)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("backend", "replicas"), CELLS)
 def test_cut_layers_train_as_one_replica(tmp_path: Path, backend: str, replicas: int) -> None:
     expected = trained("torch-ddp", 1, tmp_path, "one", **STEPPED, **SILU)
     result = trained(backend, replicas, tmp_path, **STEPPED, **SILU, **CUT)
@@ -140,8 +147,8 @@ ROUTES = {
         "data-parallel",
         "sharded",
         "degree",
-        "frameworks",
-        pytest.param("tensorflow", marks=pytest.mark.features),
+        param("frameworks", features=True),
+        param("tensorflow", features=True),
     ],
 )
 def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path, route: str) -> None:
@@ -268,7 +275,10 @@ def ids_past_the_end() -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "reason"),
-    [("torch-ddp", "index out of range"), ("tf-multiworker", r"is not in \[0, ")],
+    [
+        param("torch-ddp", "index out of range"),
+        param("tf-multiworker", r"is not in \[0, ", features=True),
+    ],
 )
 def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path, backend: str, reason: str) -> None:
     with pytest.raises(RunFailedError, match=reason):
