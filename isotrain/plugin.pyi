@@ -163,7 +163,9 @@ from isotrain.core.pipeline.actions import stage_actions as stage_actions
 from isotrain.core.pipeline.actions import time_line as time_line
 from isotrain.core.pipeline.delayed_updates import DELAYED_SCHEDULES as DELAYED_SCHEDULES
 from isotrain.core.pipeline.delayed_updates import DelayedUpdates as DelayedUpdates
+from isotrain.core.pipeline.delayed_updates import StageVersions as StageVersions
 from isotrain.core.pipeline.delayed_updates import delayed_updates as delayed_updates
+from isotrain.core.pipeline.delayed_updates import stage_versions as stage_versions
 from isotrain.core.pipeline.delayed_updates import step_orders as step_orders
 from isotrain.core.pipeline.executor import ExecutedAction as ExecutedAction
 from isotrain.core.pipeline.executor import StageWork as StageWork

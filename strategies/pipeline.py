@@ -2,11 +2,13 @@
 
 Huang et al., "GPipe" (NeurIPS 2019, arXiv 1811.06965); Narayanan et al., "PipeDream" (SOSP 2019, arXiv
 1806.03377), here with one version of the weights and a flush in every step, so that it equals data
-parallelism. Without a flush, with two versions: Narayanan et al., "PipeDream-2BW" (2021, arXiv 2006.09503).
+parallelism. Without a flush: `pipedream`, with weight stashing and an update for each micro-batch, as in the
+paper; `2bw`, with two versions: Narayanan et al., "PipeDream-2BW" (2021, arXiv 2006.09503).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +33,7 @@ from isotrain.plugin import (
     PipelineShape,
     PipelineSplit,
     Plan,
+    PlanError,
     ProcessContext,
     ReplicaGroup,
     ServerConnection,
@@ -45,6 +48,7 @@ from isotrain.plugin import (
     pipeline_plan,
     require,
     stage_actions,
+    stage_versions,
     step_orders,
     time_line,
 )
@@ -97,6 +101,15 @@ _STALE = (
     "pipeline: staleness: each stage computes a global batch with the weights before the last update, and"
     " keeps two versions of them"
 )
+_STASHED = (
+    "pipeline: staleness: a gradient does not know of the last updates of its stage (by stage: {delays}). A"
+    " step updates the stages {updates} times, each time by the mean gradient of a micro-batch per process,"
+    " at the learning rate of the step"
+)
+_OWN_NORM = (
+    "strategy pipeline: clip.global_norm: under schedule pipedream each stage is updated as soon as it has"
+    " its gradients, and no process knows the norm of all. Use `value` or `norm`, or another schedule."
+)
 _NOT_CAPTURED = "training steps of stages are computed by Keras, and not replayed from a CUDA graph"
 
 
@@ -111,7 +124,7 @@ class Pipeline(Strategy):
     equals_data_parallel = True
     invariants = frozenset({Invariant.GRADIENT_SUM})
     memory_saving = ({"stages": 2}, {"stages": 4})
-    variants = ({"schedule": "2bw"},)
+    variants = ({"schedule": "2bw"}, {"schedule": "pipedream"})
 
     def __init__(
         self,
@@ -121,17 +134,20 @@ class Pipeline(Strategy):
         cut: Sequence[str] = (),
         gigabits: float = 10.0,
         modules: Sequence[str] = (),
+        vertical_sync: bool = False,
     ) -> None:
         """Checks the options.
 
         Args:
             stages: Number of stages, each in a separate process; or the number of processes of each stage.
-            schedule: `gpipe`, `1f1b`, `interleaved` or `2bw`.
+            schedule: `gpipe`, `1f1b`, `interleaved`, `2bw` or `pipedream`.
             chunks: Number of model chunks per stage; more than one for `interleaved`.
             cut: Names of the layers with which the chunks after the first begin; none to balance them.
             gigabits: Bandwidth between processes, in gigabits per second, for the plan's cost estimate.
             modules: For a native model with a custom `forward`: names, or patterns of names, of the modules
                 that it applies one after the other; none where the model is sequential itself.
+            vertical_sync: With `pipedream`: whether all stages compute a micro-batch with the version of the
+                weights that the first stage has for it.
 
         Raises:
             PlanError: An option has a bad value.
@@ -147,13 +163,25 @@ class Pipeline(Strategy):
         self._actions: list[list[Action]] = []
         self._is_delayed = schedule in DELAYED_SCHEDULES
         self._delayed_group: DelayedUpdatesGroup | None = None
+        self._vertical_sync = option_checks.boolean(self.name, "vertical_sync", vertical_sync)
+        self.updates_within_steps = schedule == "pipedream"
+        self._updates_per_step = [1] * self._stages
+        if vertical_sync and not self.updates_within_steps:
+            raise PlanError(
+                "strategy pipeline: vertical_sync: schedule 'pipedream' alone has it; received schedule"
+                f" {schedule!r}."
+            )
         if self._is_delayed:
             self.summary = (
-                "stages that never wait for the end of a step; updates are one global batch late"
+                "stages without a flush, each updated by every micro-batch, with late gradients"
+                if self.updates_within_steps
+                else "stages that never wait for the end of a step; updates are one global batch late"
             )
             self.requires = frozenset({Capability.PIPELINE_STEP, Capability.DELAYED_UPDATES})
             self.equals_data_parallel = False
             self.convergence_margin = 0.1
+        if self.updates_within_steps:  # for each step several gradients, of the size of one
+            self.invariants = frozenset()
 
     def _processes_of(self, stages: Any) -> tuple[int, ...]:
         """Number of processes of each stage, from the option `stages`.
@@ -183,6 +211,12 @@ class Pipeline(Strategy):
         for field, why in _REFUSED_FIELDS.items():
             if getattr(spec, field):
                 raise UnsupportedError(f"strategy {self.name}: {field}: {why}.")
+        if (
+            self.updates_within_steps
+            and spec.clip is not None
+            and spec.clip.global_norm is not None
+        ):
+            raise UnsupportedError(_OWN_NORM)
         if self._modules and not isinstance(spec.model, Mapping):
             raise UnsupportedError(
                 f"strategy {self.name}: modules: the layers of a portable model are taken from its graph."
@@ -198,15 +232,31 @@ class Pipeline(Strategy):
         return [
             f"{self.name}: stages ({stages}) wait {idle_share(timeline, len(orders)):.0%} of a step where"
             f" {assumption} (gradient_accumulation_steps: {spec.gradient_accumulation_steps})",
-            *([_STALE] if self._is_delayed else []),
+            *self._staleness_notes(self._shape(spec)),
             *([_NOT_CAPTURED] if _would_be_captured(spec, plan) else []),
+        ]
+
+    def _staleness_notes(self, shape: PipelineShape) -> list[str]:
+        """Notes on late updates; none for schedules without."""
+        if not self.updates_within_steps:
+            return [_STALE] if self._is_delayed else []
+        versions = stage_versions(self._schedule, shape, self._vertical_sync)
+        updates = dict.fromkeys(shape.micro_batches // each.update for each in versions)
+        return [
+            _STASHED.format(
+                delays=", ".join(str(each.delay) for each in versions),
+                updates=" or ".join(map(str, updates)),
+            )
         ]
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> None:
         """Orders the passes of each process."""
         shape = self._shape(spec)
         if self._is_delayed:
-            self._updates = delayed_updates(self._schedule, shape)
+            self._updates = delayed_updates(self._schedule, shape, self._vertical_sync)
+            self._updates_per_step = [
+                shape.micro_batches // each.update for each in self._updates.versions
+            ]
         else:
             self._actions = stage_actions(step_orders(self._schedule, shape))
 
@@ -226,7 +276,9 @@ class Pipeline(Strategy):
         """The stages with their layers, times and memory, from the profile."""
         shape = self._shape_of(plan.gradient_accumulation_steps)
         workers = plan.device_mesh.total_size
-        return pipeline_plan(profile, self._schedule, shape, slots, workers, self._bandwidth)
+        return pipeline_plan(
+            *(profile, self._schedule, shape, slots, workers, self._bandwidth, self._vertical_sync)
+        )
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Runs this process's forward and backward passes of its stage; returns the mean loss, a scalar."""
@@ -259,38 +311,46 @@ class Pipeline(Strategy):
         is_same = strategy_before == self.name
         if not self._is_delayed or (is_same and (group is None or not group.has_equal_versions())):
             return []
+        first = "updates are" if self.updates_within_steps else "update is"
         return [
-            f"{self.name}: starts with equal versions of the weights; the first update is not late"
+            f"{self.name}: starts with equal versions of the weights; the first {first} not late"
         ]
 
     def report(self) -> Mapping[str, Any]:
-        """Staleness: updates that the gradient of a global batch does not know of, by stage."""
-        return {"staleness": [self._updates.delay] * self._stages} if self._is_delayed else {}
+        """Staleness: updates of its stage that a gradient does not know of when it is applied, by stage."""
+        if not self._is_delayed:
+            return {}
+        return {"staleness": [each.delay for each in self._updates.versions]}
 
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
         """Bytes on the largest stage, if the model is split so that it is as small as possible.
 
         Weights count in full: for evaluation every process has all of them.
         """
-        largest = self._largest_stage(model.weights)
-        versions = 2 if self._is_delayed else 1
+        chunks = _balanced_chunks(model.weights, self._stages * self._chunks)
+        stages = [sum(chunks[stage :: self._stages]) for stage in range(self._stages)]
+        delays, largest = [0] * self._stages, max(stages)
+        if self._is_delayed:
+            shape = self._shape_of(
+                max(self._processes)
+            )  # delays do not depend on the micro-batches
+            versions = stage_versions(self._schedule, shape, self._vertical_sync)
+            delays = [each.delay for each in versions]
         return StateBytes(
-            model.replicated.weights + (versions - 1) * largest,
-            versions * largest,
+            model.replicated.weights + max(map(operator.mul, delays, stages)),
+            2 * largest if self._schedule == "2bw" else largest,
             largest * model.slots,
         )
-
-    def _largest_stage(self, weights: Sequence[int]) -> int:
-        """Bytes of weights of the largest stage, of these weights in bytes."""
-        chunks = _balanced_chunks(weights, self._stages * self._chunks)
-        return max(sum(chunks[stage :: self._stages]) for stage in range(self._stages))
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes of ring all-reduces of gradients over the processes of each stage; the plan adds activations.
 
         They are those that a process sends on average, if all stages have as many weights.
         """
-        exchanged = sum(2 * (replicas * count - 1) / replicas for count in self._processes)
+        exchanged = sum(
+            2 * (replicas * count - 1) / replicas * updates
+            for count, updates in zip(self._processes, self._updates_per_step, strict=True)
+        )
         return exchanged * gradient_bytes / self._stages / sum(self._processes)
 
 

@@ -39,6 +39,12 @@ def _where_synchronous(strategy: Strategy) -> str | None:
     return "the strategy does not say that it equals data parallelism"
 
 
+def _where_updated_once(strategy: Strategy) -> str | None:
+    if not strategy.updates_within_steps:
+        return None
+    return "the strategy says that it updates weights within a step"
+
+
 def _where_ordered(strategy: Strategy) -> str | None:
     if strategy.applies_ordered_sums or strategy.requires == {Capability.SYNCHRONOUS_STEP}:
         return None
@@ -93,7 +99,7 @@ STRATEGY_RUNS = (
         strategy_runs.whole_training,
         {
             Check(strategy_checks.declares_what_it_uses): _always,
-            Check(strategy_checks.loss_is_of_the_global_batch): _always,
+            Check(strategy_checks.loss_is_of_the_global_batch): _where_updated_once,
             Check(strategy_checks.replicas_are_equal): _where_equal,
             Check(strategy_checks.equals_data_parallel): _where_synchronous,
             Check(strategy_checks.converges_on_digits): _always,

@@ -75,6 +75,8 @@ class Strategy(ABC):
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, the weights after every step are those of synchronous
             data parallelism, up to rounding, for losses that weigh all targets alike.
+        updates_within_steps: Whether it updates weights several times in a step, by parts of its global
+            batch, so that the loss of a step is a mean of losses with different weights.
         steps_named_updates: Whether one instance can step the groups of several named updates by turns: it
             keeps nothing from step to step.
         applies_ordered_sums: Whether `apply_gradients` can take the place of `step` where the spec is
@@ -98,6 +100,7 @@ class Strategy(ABC):
     parallel_layout: ParallelLayout = REPLICATED
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
+    updates_within_steps: bool = False
     steps_named_updates: bool = False
     applies_ordered_sums: bool = False
     invariants: frozenset[Invariant] = frozenset()

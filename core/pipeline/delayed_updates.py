@@ -4,15 +4,20 @@ The passes are those of `1f1b`, as if all steps were one. `2bw`: the gradient of
 weights once the next global batch has been through the forward passes, so that each is computed with the
 weights before the last update, w(t + 1) = w(t) - lr gradient_t(w(t - 1)), of which a stage keeps two versions
 (PipeDream-2BW: Narayanan et al. 2021, arXiv:2006.09503).
+
+`pipedream`: each micro-batch is a minibatch of PipeDream, whose gradient updates a stage as soon as it is
+there. The backward pass has the weights of the forward pass, of which a stage keeps as many versions as it
+has micro-batches under way (weight stashing; Narayanan et al. 2019, arXiv:1806.03377, section 3.3).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 from isotrain.core.errors import PlanError, unknown_name
-from isotrain.core.pipeline.actions import Action, stage_actions
+from isotrain.core.pipeline.actions import Action, Transfer, stage_actions
 from isotrain.core.pipeline.schedules import (
     SCHEDULES,
     Order,
@@ -25,10 +30,38 @@ from isotrain.core.pipeline.schedules import (
 )
 from isotrain.core.quantities import counted
 
-DELAYED_SCHEDULES = ("2bw",)
+DELAYED_SCHEDULES = ("2bw", "pipedream")
 """Names of the schedules of this module."""
 _STEPS = 3
 """Simulated steps: the second one has a step before it and one after it."""
+
+
+@dataclass(frozen=True)
+class StageVersions:
+    """Versions of a stage's weights: with which one it computes a micro-batch.
+
+    Versions are counted by updates, from 0, and micro-batches from the first one of the run. So the version
+    depends on the micro-batch alone, and not on whether the pipeline has been drained meanwhile.
+
+    Attributes:
+        update: Number of micro-batches of an update.
+        together: Number of consecutive micro-batches that are computed with one version.
+        lag: Number of micro-batches between the first of these and the first that the version does not know.
+    """
+
+    update: int
+    together: int
+    lag: int
+
+    def version(self, micro_batch: int) -> int:
+        """Version for both passes of a micro-batch; below 0 for the initial weights, as 0."""
+        return (micro_batch // self.together * self.together - self.lag) // self.update
+
+    @property
+    def delay(self) -> int:
+        """Largest number of updates that a gradient does not know of when it is applied."""
+        indices = range(math.lcm(self.update, self.together))
+        return max(index // self.update - self.version(index) for index in indices)
 
 
 @dataclass(frozen=True)
@@ -41,17 +74,27 @@ class DelayedUpdates:
         fill: Actions of a step that finds the pipeline empty.
         steady: Actions of a step that finds passes of the step before in it.
         drain: Actions that empty the pipeline after a step.
-        delay: Number of updates that the gradient of a global batch does not know of when it is applied.
+        versions: Versions of each stage's weights.
+        within_steps: Whether a stage is updated after each backward pass of its processes, instead of once in
+            a step.
     """
 
     fill: list[list[Action]]
     steady: list[list[Action]]
     drain: list[list[Action]]
-    delay: int = 1
+    versions: list[StageVersions]
+    within_steps: bool = False
 
 
-def delayed_updates(schedule: str, shape: PipelineShape) -> DelayedUpdates:
+def delayed_updates(
+    schedule: str, shape: PipelineShape, vertical_sync: bool = False
+) -> DelayedUpdates:
     """The actions of a schedule with delayed updates.
+
+    Args:
+        schedule: Name of the schedule.
+        shape: Stages and micro-batches.
+        vertical_sync: Whether all stages compute a micro-batch with the version that the first one has.
 
     Raises:
         PlanError: The schedule does not fit the shape.
@@ -70,7 +113,48 @@ def delayed_updates(schedule: str, shape: PipelineShape) -> DelayedUpdates:
         for step in range(_STEPS)
     )
     drain = [[action for action in own if action.micro_batch < 0] for own in last]
-    return DelayedUpdates(fill, steady, drain)
+    if schedule == "pipedream":
+        fill, steady, drain = (
+            [_receiving_late(actions, process) for process, actions in enumerate(step)]
+            for step in (fill, steady, drain)
+        )
+    versions = stage_versions(schedule, shape, vertical_sync)
+    return DelayedUpdates(fill, steady, drain, versions, schedule == "pipedream")
+
+
+def stage_versions(
+    schedule: str, shape: PipelineShape, vertical_sync: bool = False
+) -> list[StageVersions]:
+    """The versions of each stage's weights; the arguments are those of `delayed_updates`.
+
+    The processes of a stage update it together, by the mean gradient of a micro-batch each.
+    """
+    if schedule != "pipedream":
+        return [StageVersions(*[shape.micro_batches] * 3)] * shape.stages
+    found = []
+    for stage, count in enumerate(shape.processes):
+        decides = 0 if vertical_sync else stage
+        together = shape.processes[decides]
+        found.append(StageVersions(count, together, together * warm_up_passes(decides, shape)))
+    return found
+
+
+def _receiving_late(actions: list[Action], process: int) -> list[Action]:
+    """These actions with each receive just before its pass.
+
+    The processes of a stage wait for each other after each backward pass, which the order of all transfers
+    does not know of: who receives as early as that says might wait for ever.
+    """
+    received: dict[Pass, Transfer] = {}
+    ordered: list[Action] = []
+    for action in actions:
+        if isinstance(action, Transfer) and action.destination == process:
+            received[Pass(action.direction, action.chunk, action.micro_batch)] = action
+            continue
+        if isinstance(action, Pass) and action in received:
+            ordered.append(received.pop(action))
+        ordered.append(action)
+    return ordered
 
 
 def step_orders(schedule: str, shape: PipelineShape) -> list[Order]:

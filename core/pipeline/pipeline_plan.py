@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isotrain.core.pipeline.actions import ScheduledPass, idle_share, time_line
-from isotrain.core.pipeline.delayed_updates import DELAYED_SCHEDULES, step_orders
+from isotrain.core.pipeline.delayed_updates import DELAYED_SCHEDULES, stage_versions, step_orders
 from isotrain.core.pipeline.partition import Partition, Partitioner
 from isotrain.core.pipeline.profile import Cut, ModelProfile
 from isotrain.core.pipeline.schedules import Order, Pass, PipelineShape
@@ -27,8 +27,9 @@ class PlannedStage:
         processes: Number of processes, which compute its micro-batches in turn.
         forward: Seconds of the forward passes of a micro-batch.
         backward: Seconds of the backward passes of a micro-batch.
-        weight_bytes: Bytes of its trainable weights in one version, and of the gradients of one step.
-        weight_versions: Number of versions that it keeps of them, and of steps whose gradients it keeps.
+        weight_bytes: Bytes of its trainable weights in one version, and of the gradients of one update.
+        weight_versions: Number of versions that it keeps of its weights.
+        gradient_versions: Number of updates whose gradients it keeps at once.
         slot_bytes: Bytes of its optimizer state.
         activation_bytes: Bytes of its layers' outputs, for as many micro-batches as a process keeps at once.
         sent_bytes: Bytes that it sends forward per micro-batch.
@@ -40,6 +41,7 @@ class PlannedStage:
     backward: float
     weight_bytes: int
     weight_versions: int
+    gradient_versions: int
     slot_bytes: int
     activation_bytes: int
     sent_bytes: int
@@ -93,6 +95,7 @@ def pipeline_plan(
     slots: int,
     workers: int,
     bandwidth: float,
+    vertical_sync: bool = False,
 ) -> PipelinePlan:
     """Plans a pipeline.
 
@@ -103,6 +106,7 @@ def pipeline_plan(
         slots: Number of optimizer state tensors per weight, of the weight's size.
         workers: Number of workers in all.
         bandwidth: Bytes per second between workers.
+        vertical_sync: Whether all stages compute a micro-batch with the version that the first one has.
     """
     chunks = [profile.of_chunk(chunk) for chunk in range(profile.chunks)]
 
@@ -110,13 +114,16 @@ def pipeline_plan(
         forward = work.direction == "forward"
         return sum(layer.forward if forward else layer.backward for layer in chunks[work.chunk])
 
-    orders, is_delayed = step_orders(schedule, shape), schedule in DELAYED_SCHEDULES
+    orders = step_orders(schedule, shape)
+    delays = [0] * shape.stages
+    if schedule in DELAYED_SCHEDULES:
+        delays = [each.delay for each in stage_versions(schedule, shape, vertical_sync)]
     timeline = time_line(orders, duration)
     seconds = max(each.end for each in timeline)
     first = itertools.accumulate(shape.processes, initial=0)
     stages = [
-        _stage(profile, shape, stage, orders[index], slots, 2 if is_delayed else 1)
-        for stage, index in zip(range(shape.stages), first, strict=False)
+        _stage(profile, shape, stage, orders[index], slots, delay, 2 if schedule == "2bw" else 1)
+        for (stage, delay), index in zip(enumerate(delays), first, strict=False)
     ]
     partitioner = Partitioner(profile, bandwidth)
     return PipelinePlan(
@@ -138,7 +145,8 @@ def _stage(
     stage: int,
     order: Order,
     slots: int,
-    weight_versions: int,
+    delay: int,
+    gradient_versions: int,
 ) -> PlannedStage:
     chunks = range(stage, profile.chunks, shape.stages)
     layers = [layer for chunk in chunks for layer in profile.of_chunk(chunk)]
@@ -149,7 +157,8 @@ def _stage(
         math.fsum(layer.forward for layer in layers),
         math.fsum(layer.backward for layer in layers),
         weights,
-        weight_versions,
+        1 + delay,
+        gradient_versions,
         slots * weights,
         _peak_activation_bytes(profile, order),
         sum(profile.crossing_bytes(_cut_after(profile, chunk)) for chunk in chunks),

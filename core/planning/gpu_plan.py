@@ -240,7 +240,7 @@ def needed_bytes(plan: Plan) -> int:
             RESERVED_BYTES
             + max(0, weights - trained)
             + max(
-                2 * each.weight_versions * each.weight_bytes
+                (each.weight_versions + each.gradient_versions) * each.weight_bytes
                 + each.slot_bytes
                 + each.activation_bytes
                 for each in stages

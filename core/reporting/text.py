@@ -359,13 +359,15 @@ def _stage_row(number: int, stage: Mapping[str, Any]) -> tuple[str, str]:
     names = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)})"
     several = f" in {stage['processes']} processes" if stage["processes"] > 1 else ""
     sent = f", sends {size(stage['sent_bytes'])}" if stage["sent_bytes"] else ""
-    versions = f"{stage['weight_versions']} x " if stage["weight_versions"] > 1 else ""
-    weights = f"{versions}{size(stage['weight_bytes'])}"
+    weights, gradients = (
+        (f"{count} x " if count > 1 else "") + size(stage["weight_bytes"])
+        for count in (stage["weight_versions"], stage["gradient_versions"])
+    )
     return (
         f"stage {number}",
         f"{names}{several}: forward {stage['forward'] * _MILLI:.3g} ms, backward"
         f" {stage['backward'] * _MILLI:.3g} ms a micro-batch{sent}; memory: weights"
-        f" {weights}, gradients {weights}, slots"
+        f" {weights}, gradients {gradients}, slots"
         f" {size(stage['slot_bytes'])}, activations {size(stage['activation_bytes'])}",
     )
 

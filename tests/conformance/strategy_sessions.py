@@ -33,6 +33,7 @@ SOUND: dict[str, Chosen] = {
     "pipeline": ("pipeline", {}),
     "pipeline, 2-1-1": ("pipeline", {"stages": [2, 1, 1]}),
     "pipeline, 2bw": ("pipeline", {"schedule": "2bw"}),
+    "pipeline, pipedream": ("pipeline", {"schedule": "pipedream"}),
     "tensor": ("tensor", {}),
 }
 STRATEGIES: dict[str, Chosen] = {

@@ -20,7 +20,7 @@ from isotrain.testing.scorecard import outcome_of
 
 ON_TORCH = (
     *("compressed, bf16", "sharded, stage 3", "tensor"),
-    *("pipeline", "pipeline, 2-1-1", "pipeline, 2bw"),
+    *("pipeline", "pipeline, 2-1-1", "pipeline, 2bw", "pipeline, pipedream"),
 )
 TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -28,7 +28,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
         tuple(name for name in strategy_sessions.STRATEGIES if name not in ON_TORCH),
     ),
     ("torch-ddp", ("compressed, bf16", "sharded, stage 3", "broken-sums-gradients")),
-    ("torch-ddp", ("pipeline", "pipeline, 2bw")),
+    ("torch-ddp", ("pipeline", "pipeline, 2bw", "pipeline, pipedream")),
     ("torch-ddp", ("pipeline, 2-1-1",)),
     ("torch-ddp", ("tensor",)),
     ("tf-multiworker", ("tensor",)),
@@ -75,6 +75,7 @@ ASKED = {
         *("state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"),
     },
     "pipeline, 2bw": {"state_bytes_as_declared", "strategy_resumes_exactly", "keeps_gradient_sum"},
+    "pipeline, pipedream": {"state_bytes_as_declared", "strategy_resumes_exactly"},
     "tensor": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"},
 }
 """Checks that are not to be left out for want of a capability."""

@@ -22,6 +22,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "chunks": (under({"chunks": 2}), "interleaved"),
     "processes": (under({"stages": [1, 5]}), "stage 2 has 5 processes for 4 micro-batches"),
     "no processes": (under({"stages": [2, 0]}), "a whole number of at least 1, received 0"),
+    "norm of all": (under({"schedule": "pipedream"}), "clip.global_norm: under schedule pipedream"),
+    "vertical sync": (
+        under({"vertical_sync": True}),
+        "'pipedream' alone has it; received .*'1f1b'",
+    ),
     "groups": (under({"schedule": "interleaved", "chunks": 2, "stages": 3}), "a multiple"),
 }
 

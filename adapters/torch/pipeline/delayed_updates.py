@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,9 +11,16 @@ import torch
 
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.pipeline.stage import PipelineContext, TorchStageWork
-from isotrain.plugin import IsotrainError, Pass, Slice, Transfer, unknown_name
+from isotrain.plugin import IsotrainError, Pass, Slice, StageVersions, Transfer, unknown_name
 
 _PREFIX = "pipeline/"
+
+Update = Callable[[bool, float | None], None]
+"""`update(is_late, weight)`: updates the weights in place by what is in `.grad`. Collective.
+
+`is_late`: whether the gradients are of the step before. `weight`: weight of the micro-batch that they are of;
+None for those of a global batch.
+"""
 
 
 class WeightVersions:
@@ -25,14 +33,16 @@ class WeightVersions:
         are_equal: Whether weights were set in all versions, and no version alone or by an update since.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], delay: int) -> None:
+    def __init__(self, weights: Mapping[str, torch.Tensor], delay: int, between: str) -> None:
         """Begins with equal versions.
 
         Args:
             weights: Trainable weights of the stage by name, any shapes.
             delay: Number of versions besides the current one.
+            between: Name for what updates a version to the next, in the names of the state.
         """
         self._weights = weights
+        self._prefix = f"{_PREFIX}{between}/{delay}/"
         newest = [weight.data for weight in weights.values()]
         self._versions = [newest, *([each.clone() for each in newest] for _ in range(delay))]
         self.are_equal = False
@@ -71,7 +81,7 @@ class WeightVersions:
     def state(self) -> dict[str, torch.Tensor]:
         """The earlier versions by name, in the shapes of the weights."""
         return {
-            f"{_PREFIX}{age}/{name}": data
+            f"{self._prefix}{age}/{name}": data
             for age, version in enumerate(self._versions)
             for name, data in zip(self._weights, version, strict=True)
             if age
@@ -94,7 +104,7 @@ class WeightVersions:
         self.are_equal = False
 
 
-class DelayedStageWork(TorchStageWork):
+class OverlappedStageWork(TorchStageWork):
     """Passes of a stage, the last of which are done in the next step; each with the right weights.
 
     Attributes:
@@ -106,6 +116,7 @@ class DelayedStageWork(TorchStageWork):
         context: PipelineContext,
         versions: WeightVersions,
         weights: Sequence[torch.Tensor],
+        update: Update,
         on_predictions: Callable[[Slice, Any], None],
     ) -> None:
         """Begins with an empty pipeline.
@@ -114,14 +125,13 @@ class DelayedStageWork(TorchStageWork):
             context: State that outlives a step.
             versions: Versions of the weights.
             weights: Trainable weights of the stage, any shapes, whose gradients accumulate in `.grad`.
+            update: Function that updates the weights.
             on_predictions: Called with each micro-batch and the predictions for it.
         """
         super().__init__(context, (), on_predictions)
         self._versions = versions
         self._weights = weights
-        self._other_gradients: list[torch.Tensor | None] = [None] * len(weights)
-        self._age = 0
-        self._is_apart = True
+        self._update = update
         self.has_passes_left = False
 
     def begin_step(self, micro_batches: Sequence[Slice]) -> None:
@@ -129,9 +139,94 @@ class DelayedStageWork(TorchStageWork):
         self._first += len(self._micro_batches)
         self._micro_batches = micro_batches
         self.share = torch.zeros((), dtype=torch.float64)
+        self._context.seeds.start_step()
+
+    def end_step(self) -> None:
+        """Leaves the current version in the weights. Collective."""
+        self._end_step()
+        self._versions.use(0)
+        self.has_passes_left = bool(self._micro_batches)
+
+    @abstractmethod
+    def _end_step(self) -> None:
+        """Does the updates of a step that belong to its end. Collective."""
+
+    def _apply(self, is_late: bool, weight: float | None) -> None:
+        """Makes the next version, by what is in `.grad`; the arguments are those of `Update`. Collective."""
+        with self._versions.begin_update():
+            self._update(is_late, weight)
+        for each in self._weights:
+            each.grad = None
+
+    def release_sent(self) -> None:
+        """Frees what was sent for the step before: it has arrived once all stages are done with this one."""
+        communicator = self._context.communicator
+        for key in communicator.pending_sends:
+            if isinstance(key, Transfer) and key.micro_batch < self._first:
+                communicator.wait_sent(key)
+
+
+class StashedStageWork(OverlappedStageWork):
+    """Each backward pass updates the weights at once, and has those that its forward pass had (PipeDream)."""
+
+    def __init__(self, of_micro_batches: StageVersions, *arguments: Any) -> None:
+        """Begins with an empty pipeline.
+
+        Args:
+            of_micro_batches: Version for each micro-batch.
+            arguments: Arguments of `OverlappedStageWork`.
+        """
+        super().__init__(*arguments)
+        self._of_micro_batches = of_micro_batches
+        self._updates = 0
+        self._sample_weights: dict[int, float] = {}
+
+    def forward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
+        self._use_version_of(work)
+        index = self._first + work.micro_batch
+        self._sample_weights[index] = self._micro_batches[work.micro_batch].weight
+        return super().forward(work, received)
+
+    def backward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
+        self._use_version_of(work)
+        gradients = super().backward(work, received)
+        if not work.chunk:
+            self._update_by(work.micro_batch)
+        return gradients
+
+    def send(self, transfer: Transfer, tensors: list[torch.Tensor]) -> None:
+        super().send(transfer, tensors)
+        if transfer.direction == "backward":
+            self._update_by(transfer.micro_batch)
+
+    def _update_by(self, micro_batch: int) -> None:
+        """Updates the stage together with its other processes, which may still need what was sent before."""
+        weight = self._sample_weights.pop(self._first + micro_batch)
+        self._apply(micro_batch < 0, weight)
+        self._updates += 1
+
+    def _use_version_of(self, work: Pass) -> None:
+        version = self._of_micro_batches.version(self._first + work.micro_batch)
+        self._versions.use(self._updates - version)
+
+    def _end_step(self) -> None:
+        """Nothing: all updates are done."""
+
+
+class DelayedStageWork(OverlappedStageWork):
+    """One update in each step, by the gradient of the global batch before (PipeDream-2BW)."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """Begins with an empty pipeline; the arguments are those of `OverlappedStageWork`."""
+        super().__init__(*arguments)
+        self._other_gradients: list[torch.Tensor | None] = [None] * len(self._weights)
+        self._age = 0
+        self._is_apart = True
+
+    def begin_step(self, micro_batches: Sequence[Slice]) -> None:
+        super().begin_step(micro_batches)
         self._age = 0 if self.has_passes_left else 1
         self._is_apart = not self.has_passes_left
-        self._context.seeds.start_step()
 
     def forward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
         self._versions.use(self._age)
@@ -144,22 +239,13 @@ class DelayedStageWork(TorchStageWork):
         self._versions.use(1 if is_left else self._age)
         return super().backward(work, received)
 
-    def end_step(self, update: Callable[[], None]) -> None:
-        """Does the update of the step before, whose passes are all done. Collective.
-
-        Args:
-            update: Updates the weights in place by what is in `.grad`.
-        """
+    def _end_step(self) -> None:
+        """Does the update of the step before, whose passes are all done."""
         if self.has_passes_left:
             self._put_gradients_apart()
             self._exchange_gradients()
-            with self._versions.begin_update():
-                update()
-            for weight in self._weights:
-                weight.grad = None
+            self._apply(True, None)
             self._exchange_gradients()
-        self._versions.use(0)
-        self.has_passes_left = bool(self._micro_batches)
 
     def _put_gradients_apart(self) -> None:
         """Keeps the gradients of the step before, once, from those of this one."""
@@ -171,10 +257,3 @@ class DelayedStageWork(TorchStageWork):
         for index, weight in enumerate(self._weights):
             gradient = weight.grad
             weight.grad, self._other_gradients[index] = self._other_gradients[index], gradient
-
-    def release_sent(self) -> None:
-        """Frees what was sent for the step before: it has arrived once all stages are done with this one."""
-        communicator = self._context.communicator
-        for key in communicator.pending_sends:
-            if isinstance(key, Transfer) and key.micro_batch < self._first:
-                communicator.wait_sent(key)

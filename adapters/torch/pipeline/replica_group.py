@@ -15,7 +15,12 @@ from isotrain.adapters.common.pipeline.checks import local_weight_indices, requi
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.comm.base import all_reduce_mean_flat
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
-from isotrain.adapters.torch.pipeline.delayed_updates import DelayedStageWork, WeightVersions
+from isotrain.adapters.torch.pipeline.delayed_updates import (
+    DelayedStageWork,
+    OverlappedStageWork,
+    StashedStageWork,
+    WeightVersions,
+)
 from isotrain.adapters.torch.pipeline.modules import split_model
 from isotrain.adapters.torch.pipeline.stage import PipelineContext, StageSeeds, TorchStageWork
 from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
@@ -67,7 +72,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self._executed: list[ExecutedAction] = []
         self._updates: DelayedUpdates | None = None
         self._versions: WeightVersions | None = None
-        self._delayed_work: DelayedStageWork | None = None
+        self._delayed_work: OverlappedStageWork | None = None
         self._next_rates: dict[Callable[[Any], None], Any] = {}
         self._delayed_rates: dict[Callable[[Any], None], Any] = {}
         super().__init__(spec, backend_config, device, connect)
@@ -135,10 +140,17 @@ class PipelineReplicaGroup(TorchReplicaGroup):
     def start_delayed_updates(self, updates: DelayedUpdates) -> None:
         local = {n: each for n, each in self.trainer.trainable.items() if self._is_local(each)}
         self._updates = updates
-        self._versions = WeightVersions(local, updates.delay)
-        self._delayed_work = DelayedStageWork(
-            self._context, self._versions, list(local.values()), self._metrics.train
+        of_stage = updates.versions[self._topology.stage]
+        between = "micro-batches" if updates.within_steps else "batches"
+        self._versions = WeightVersions(local, of_stage.delay, between)
+        arguments = (
+            *(self._context, self._versions, list(local.values())),
+            *(self._delayed_update, self._metrics.train),
         )
+        if updates.within_steps:
+            self._delayed_work = StashedStageWork(of_stage, *arguments)
+        else:
+            self._delayed_work = DelayedStageWork(*arguments)
 
     def delayed_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         assert self._updates is not None
@@ -146,11 +158,11 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         micro_batches, work = batch.slices[0], self._delayed_work
         actions = self._updates.steady if work.has_passes_left else self._updates.fill
         self._begin_passes(micro_batches)
+        self._set_rate(self._set_learning_rate, learning_rate)
         work.begin_step(micro_batches)
         self._execute(actions, work)
         self._context.seeds.move_to(len(micro_batches))
-        work.end_step(self._delayed_update)
-        self._set_rate(self._set_learning_rate, learning_rate)
+        work.end_step()
         self._delayed_rates = dict(self._next_rates)
         self._average_statistics(micro_batches, actions)
         loss = self.communicator.sum_over_all(work.share) / self.replicas
@@ -164,7 +176,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         work.begin_step(())
         self._execute(self._updates.drain, work)
         self.communicator.wait_all_sent()
-        work.end_step(self._delayed_update)
+        work.end_step()
 
     def set_group_rates(self, rates: Mapping[int, float]) -> None:
         self._set_rate(super().set_group_rates, rates)
@@ -180,10 +192,35 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         else:
             self._next_rates[set_value] = value
 
-    def _delayed_update(self) -> None:
-        for set_value, value in self._delayed_rates.items():
+    def _delayed_update(self, is_late: bool, weight: float | None) -> None:
+        """Updates this stage at the rates of the gradients' step; see `Update`. Collective."""
+        rates = self._delayed_rates if is_late else self._next_rates
+        for set_value, value in rates.items():
             set_value(value)
-        self._update_stage()
+        if weight is None:
+            self._update_stage()
+        else:
+            self._update_by_samples(weight)
+
+    def _update_by_samples(self, weight: float) -> None:
+        """Averages this stage's gradients over the samples of all its processes, and applies them.
+
+        Nothing is applied where these have no samples.
+
+        Args:
+            weight: Weight of the micro-batch that the gradients here are of.
+        """
+        gradients = [each.grad for each in self.trainer.updated if each.grad is not None]
+        if self._topology.copies > 1:
+            like = self.trainer.updated[0]
+            dtype = torch.promote_types(like.dtype, torch.float32)
+            total = torch.tensor(weight, dtype=dtype, device=like.device)
+            all_reduce_mean_flat(self.communicator, [*gradients, total], 1.0)
+            weight = float(total)
+        if weight:
+            private_api.foreach_mul_(gradients, 1 / weight)
+            self._snapshot_guard.wait_after_forward()
+            self.trainer.apply()
 
     def _update_stage(self) -> None:
         """Averages this stage's gradients over replicas, clips by the norm of all stages, applies them."""

@@ -77,31 +77,33 @@ class PipelineGroup(Protocol):
 class DelayedUpdatesGroup(Protocol):
     """Pipeline group that leaves passes of a step for the next one (`delayed-updates`).
 
-    Between two such steps it holds the weights as they were before the update of the last global batch.
+    Between two such steps it holds the weights as they were before the updates of the passes that are left.
     `PipelineGroup.gather_stages`, `ReplicaGroup.reshard_weights` and `write_state` drain the pipeline first;
     `write_state` of a weight sets all of its versions. Versions before the last one are `execution` state.
     """
 
     def start_delayed_updates(self, updates: DelayedUpdates) -> None:
-        """Keeps as many versions of the weights as updates are delayed. Called once, before the first step.
+        """Keeps the versions of the weights that passes need. Called once, before the first step.
 
         Args:
-            updates: Actions of each process, and the delay.
+            updates: Actions of each process, and the version for each micro-batch.
         """
 
     def delayed_step(self, batch: Batch, learning_rate: float) -> Tensor:
-        """Runs the forward passes of a global batch, and does the update of the one before. Collective.
+        """Runs the forward passes of a global batch, and the passes left of the one before. Collective.
+
+        It does the update of the one before, or, within steps, one by each backward pass.
 
         Args:
             batch: Slices, as in `PipelineGroup.pipeline_step`.
-            learning_rate: Learning rate for the update with this global batch.
+            learning_rate: Learning rate for the updates with this global batch.
 
         Returns:
             Mean loss of the global batch, a scalar tensor, equal on all processes.
         """
 
     def drain_pipeline(self) -> None:
-        """Runs the passes that are left, and does the update of the last global batch. Collective."""
+        """Runs the passes that are left, and does the updates of the last global batch. Collective."""
 
     def has_equal_versions(self) -> bool:
         """Whether `write_state` set weights, and since then no update and no earlier version came. Local."""

@@ -377,6 +377,7 @@ def test_the_strategies_table_follows_the_declarations(tmp_path: Path) -> None:
         "sharded,stage=3": {"stage": 3},
         "sharded,hybrid=true": {"hybrid": True},
         "pipeline,schedule=2bw": {"schedule": "2bw"},
+        "pipeline,schedule=pipedream": {"schedule": "pipedream"},
     }
     for before, name in itertools.pairwise(names):
         assert ("," in name) == (name in variants)

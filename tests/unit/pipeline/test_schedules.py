@@ -20,7 +20,12 @@ from isotrain.core.pipeline.actions import (
     stage_actions,
     time_line,
 )
-from isotrain.core.pipeline.delayed_updates import delayed_updates, step_orders
+from isotrain.core.pipeline.delayed_updates import (
+    DelayedUpdates,
+    StageVersions,
+    delayed_updates,
+    step_orders,
+)
 from isotrain.core.pipeline.executor import StageWork, execute_stage
 from isotrain.core.pipeline.pipeline_plan import pipeline_plan
 from isotrain.core.pipeline.profile import LayerCost, ModelProfile
@@ -119,17 +124,29 @@ DELAYED = [
 ] + [PipelineShape(4, 4), PipelineShape(4, 8)]
 
 
-@pytest.mark.parametrize("shape", DELAYED)
-def test_steps_without_a_flush_do_each_pass_once_and_do_not_deadlock(shape: PipelineShape) -> None:
-    """Three steps, then the rest: nobody waits for ever, and no more than two steps are in the pipeline."""
-    found = delayed_updates("2bw", shape)
-    steps = [found.fill, found.steady, found.steady, found.drain]
+def three_steps(found: DelayedUpdates, shape: PipelineShape, drains: bool) -> list[list[Action]]:
+    """Actions of each process in three steps and the rest; with `drains`, after each step the rest of it."""
+    steps = [(0, found.fill), (1, found.steady), (2, found.steady), (3, found.drain)]
+    if drains:
+        steps = [
+            (n, each)
+            for step in range(3)
+            for n, each in ((step, found.fill), (step + 1, found.drain))
+        ]
     joined: list[list[Action]] = [[] for _ in found.fill]
-    for step, each in enumerate(steps):
+    for step, each in steps:
         for actions, own in zip(each, joined, strict=True):
             assert all(action.micro_batch >= -shape.micro_batches for action in actions)
             first = shape.micro_batches * step
             own += [replace(a, micro_batch=a.micro_batch + first) for a in actions]
+    return joined
+
+
+@pytest.mark.parametrize("shape", DELAYED)
+def test_steps_without_a_flush_do_each_pass_once_and_do_not_deadlock(shape: PipelineShape) -> None:
+    """Three steps, then the rest: nobody waits for ever, and no more than two steps are in the pipeline."""
+    found = delayed_updates("2bw", shape)
+    joined = three_steps(found, shape, drains=False)
     three = replace(shape, micro_batches=3 * shape.micro_batches)
     passes = [[each for each in own if isinstance(each, Pass)] for own in joined]
     assert {each for own in passes for each in own} == {
@@ -142,6 +159,73 @@ def test_steps_without_a_flush_do_each_pass_once_and_do_not_deadlock(shape: Pipe
     orders = step_orders("2bw", shape)
     for actions, order in zip(found.steady, orders, strict=True):
         assert [each for each in actions if isinstance(each, Pass)] == order
+
+
+@pytest.mark.parametrize("vertical_sync", [False, True])
+@pytest.mark.parametrize("drains", [False, True])
+@pytest.mark.parametrize("shape", DELAYED)
+def test_each_pass_finds_its_version(
+    shape: PipelineShape, drains: bool, vertical_sync: bool
+) -> None:
+    """Nobody waits for ever where the processes of a stage update it together after each backward pass."""
+    found = delayed_updates("pipedream", shape, vertical_sync)
+    joined = three_steps(found, shape, drains)
+    assert found.within_steps
+    stages = [stage for stage, count in enumerate(shape.processes) for _ in range(count)]
+    left = [deque(each) for each in joined]
+    sent: set[Transfer] = set()
+    in_exchange: set[int] = set()
+    updates, most = [0] * shape.stages, [0] * shape.stages
+    while any(left):
+        moved = False
+        for process, (stage, own) in enumerate(zip(stages, left, strict=True)):
+            if not own or process in in_exchange:
+                continue
+            action = own[0]
+            if isinstance(action, Transfer):
+                if action.source == process:
+                    sent.add(action)
+                    if action.direction == "backward":
+                        in_exchange.add(process)
+                elif action not in sent:
+                    continue
+            else:
+                age = updates[stage] - max(0, found.versions[stage].version(action.micro_batch))
+                assert 0 <= age <= found.versions[stage].delay, f"{action} on process {process}"
+                most[stage] = max(most[stage], age)
+                if action.direction == "backward" and not stage:
+                    in_exchange.add(process)
+            own.popleft()
+            moved = True
+        for stage in range(shape.stages):
+            members = {process for process, of in enumerate(stages) if of == stage}
+            if members <= in_exchange:
+                in_exchange -= members
+                updates[stage] += 1
+        assert moved, f"all wait: {[each[0] for each in left if each]}"
+    assert most == [each.delay for each in found.versions]
+    assert updates == [3 * shape.micro_batches // count for count in shape.processes]
+
+
+@pytest.mark.parametrize(
+    ("processes", "vertical_sync", "delays"),
+    [
+        ((1, 1), False, [1, 0]),
+        ((1, 1, 1, 1), False, [3, 2, 1, 0]),
+        ((1, 1, 1, 1), True, [3, 3, 3, 3]),
+        ((2, 1, 1), False, [1, 1, 0]),
+        ((2, 1, 1), True, [1, 3, 3]),
+    ],
+)
+def test_the_staleness_is_that_of_the_paper(
+    processes: tuple[int, ...], vertical_sync: bool, delays: list[int]
+) -> None:
+    shape = PipelineShape(len(processes), 4, stage_processes=processes)
+    assert [
+        each.delay for each in delayed_updates("pipedream", shape, vertical_sync).versions
+    ] == delays
+    assert [each.delay for each in delayed_updates("2bw", shape).versions] == [1] * len(processes)
+    assert StageVersions(4, 4, 4).version(7) == 0
 
 
 def test_stages_wait_less_without_a_flush() -> None:
@@ -157,6 +241,10 @@ def test_a_plan_without_a_flush_counts_both_versions_and_what_the_step_before_le
     shape = PipelineShape(2, 4)
     found = pipeline_plan(equal_layers(shape), "2bw", shape, 2, 2, bandwidth=1e9)
     assert [stage.weight_versions for stage in found.stages] == [2, 2]
+    assert [stage.gradient_versions for stage in found.stages] == [2, 2]
+    stashed = pipeline_plan(equal_layers(shape), "pipedream", shape, 2, 2, bandwidth=1e9)
+    assert [stage.weight_versions for stage in stashed.stages] == [2, 1]
+    assert [stage.gradient_versions for stage in stashed.stages] == [1, 1]
     assert [stage.activation_bytes for stage in found.stages] == [20, 10]
     assert found.bubble == pytest.approx(
         1 / 13

@@ -135,7 +135,10 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
 def staged(plan: Plan, stages: Sequence[int], activation_bytes: int, versions: int = 1) -> Plan:
     """The plan with stages of so many bytes of weights, each with two slots."""
     planned_stages = tuple(
-        PlannedStage(("layer",), 1, 1.0, 2.0, weights, versions, 2 * weights, activation_bytes, 0)
+        PlannedStage(
+            *(("layer",), 1, 1.0, 2.0, weights, versions, versions),
+            *(2 * weights, activation_bytes, 0),
+        )
         for weights in stages
     )
     none = Proposal((), (), 0.0)

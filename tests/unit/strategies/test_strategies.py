@@ -549,3 +549,30 @@ def test_state_bytes_of_a_stage_follow_its_cuts(
     strategy = host.strategy("pipeline", options)
     found = strategy.state_bytes(ModelBytes((8, 1, 3, 2, 2), fixed=4, slots=2), 2)
     assert found == StateBytes(20, most, 2 * most), "all weights are there for an evaluation"
+
+
+def test_stashed_versions_are_counted_and_told(host: PluginManager) -> None:
+    """The largest stage that keeps earlier versions counts, not the largest; there is one gradient."""
+    model = ModelBytes((8, 1, 3, 2, 2), fixed=4, slots=2)  # 8 | 1 3 2 2
+    for vertical_sync, earlier in ((False, 8), (True, 8)):
+        options = {"schedule": "pipedream", "vertical_sync": vertical_sync}
+        found = host.strategy("pipeline", options).state_bytes(model, 2)
+        assert found == StateBytes(20 + earlier, 8, 16)
+    three = host.strategy("pipeline", {"schedule": "pipedream", "stages": 3})
+    assert three.state_bytes(ModelBytes((1, 4, 4), 0, 0), 1) == StateBytes(9 + 4, 4, 0)
+    options = {"schedule": "pipedream", "stages": [2, 1, 1]}
+    notes = plan(host, "pipeline", options, replicas=1, gradient_accumulation_steps=4).notes
+    (told,) = (note for note in notes if "staleness" in note)
+    assert "(by stage: 1, 1, 0). A step updates the stages 2 or 4 times" in told
+
+
+def test_stages_that_are_updated_by_each_micro_batch_exchange_gradients_as_often(
+    host: PluginManager,
+) -> None:
+    """The ring of two replicas sends all gradients once an update."""
+    for schedule, updates in (("1f1b", 1), ("2bw", 1), ("pipedream", 4)):
+        strategy = host.strategy("pipeline", {"schedule": schedule})
+        fields = {"gradient_accumulation_steps": 4}
+        made = plan(host, "pipeline", {"schedule": schedule}, replicas=2, **fields)
+        strategy.configure(spec("pipeline", {"schedule": schedule}, **fields), made)
+        assert strategy.exchanged_bytes(100, 2) == updates * 50
