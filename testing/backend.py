@@ -115,6 +115,7 @@ IN_SESSION = (
     _check(collectives.all_reduce_mean, COMPUTE),
     _check(collectives.all_reduce_max, COMPUTE),
     _check(collectives.all_gather, COMPUTE),
+    _check(collectives.collectives_overlap, COMPUTE),
     _check(collectives.send_receive, COMPUTE, Capability.SEND_RECEIVE),
     _check(collectives.broadcast_within, COMPUTE, Capability.SUBGROUPS),
     _check(collectives.broadcast_keeps_bits, COMPUTE, Capability.SUBGROUPS),

@@ -24,6 +24,8 @@ NEEDS: Mapping[str, Capability] = {
     "average_parameters": Capability.AVERAGE_PARAMETERS,
     "compute": Capability.COMPUTE,
     "all_reduce": Capability.COMPUTE,
+    "all_reduce_async": Capability.COMPUTE,
+    "all_gather_async": Capability.COMPUTE,
     "parameter_server_step": Capability.PARAMETER_SERVER_STEP,
     "pipeline_step": Capability.PIPELINE_STEP,
     "gather_stages": Capability.PIPELINE_STEP,

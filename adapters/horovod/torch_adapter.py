@@ -8,7 +8,14 @@ from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.torch.base_adapter import TorchAdapter
-from isotrain.plugin import RECORDED, BackendConfig, DeviceKind, ProcessContext, StartMethod
+from isotrain.plugin import (
+    RECORDED,
+    BackendConfig,
+    Capability,
+    DeviceKind,
+    ProcessContext,
+    StartMethod,
+)
 
 if TYPE_CHECKING:
     from isotrain.adapters.torch.comm.base import Communicator
@@ -20,7 +27,10 @@ class HorovodTorch(TorchAdapter, Horovod):
     """Horovod's DistributedOptimizer under torch replicas."""
 
     name = "horovod-torch"
-    capabilities = layout_capabilities(Horovod.capabilities["replicated"], delays_updates=True)
+    capabilities = layout_capabilities(
+        Horovod.capabilities["replicated"].with_changes(has={Capability.ASYNCHRONOUS_COLLECTIVES}),
+        delays_updates=True,
+    )
     packages = (build_info.DISTRIBUTION, "torch", "keras")
     summary = "Horovod under PyTorch, one process per replica"
 

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
 
 _REPLICATED = REPLICATED_CAPABILITIES.with_changes(
-    has={Capability.BFLOAT16_COLLECTIVES, Capability.ORDERED_SUMS}
+    has={
+        Capability.BFLOAT16_COLLECTIVES,
+        Capability.ORDERED_SUMS,
+        Capability.ASYNCHRONOUS_COLLECTIVES,
+    }
 )
 
 

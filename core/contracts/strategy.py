@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.contracts.backend.capabilities import Capability
@@ -69,6 +70,8 @@ class Strategy(ABC):
         summary: One line for listings. An instance may override it where an option changes the method.
         requires: Capabilities that it needs of a backend under its parallel layout; the plan refuses backends
             that lack one. An instance may need more than its class, where an option does.
+        prefers: Capabilities that it uses where the backend has them, each with what it does without, for a
+            note of the plan.
         parallel_layout: Layout of weights and optimizer state over the processes; it says which
             processes step.
         keeps_replicas_equal: Time at which the weights of all replicas are bitwise equal: after every step
@@ -97,6 +100,7 @@ class Strategy(ABC):
     name: ClassVar[str]
     summary: str
     requires: frozenset[Capability]
+    prefers: Mapping[Capability, str] = MappingProxyType({})
     parallel_layout: ParallelLayout = REPLICATED
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False

@@ -98,6 +98,7 @@ def make_plan(
                     *launcher_notes,
                     *plan.notes,
                     *resolved_spec.strategy.validate(spec, plan),
+                    *_preference_notes(resolved_spec.strategy, adapter, plan),
                 )
             )
         ),
@@ -356,6 +357,17 @@ def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) 
     parallel_layout = strategy.parallel_layout
     missing = adapter.capabilities_for(parallel_layout.name).missing(strategy.requires)
     return [f"{parallel_layout.message_prefix}it has {text}" for text in missing]
+
+
+def _preference_notes(strategy: Strategy, adapter: Adapter, plan: Plan) -> list[str]:
+    """Notes on the capabilities that a strategy of several replicas prefers, and the backend lacks."""
+    capabilities = adapter.capabilities_for(strategy.parallel_layout.name)
+    return [
+        f"{strategy.name}: {adapter.name} has {reason}: {instead}"
+        for capability, instead in strategy.prefers.items()
+        for reason in capabilities.missing({capability})
+        if plan.replicas > 1
+    ]
 
 
 def _require_exchange_options_used(

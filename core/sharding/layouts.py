@@ -74,6 +74,7 @@ _INHERITED = frozenset(
         Capability.SUBGROUPS,
         Capability.BFLOAT16_COLLECTIVES,
         Capability.ORDERED_SUMS,
+        Capability.ASYNCHRONOUS_COLLECTIVES,
     }
 )
 """Capabilities of sharded groups wherever replicated groups have them."""

@@ -127,6 +127,35 @@ def all_gather(context: CheckContext) -> None:
     _compare(context, _all_gather, ("all",), _input, lambda way, r, case: _inputs(context, case))
 
 
+def collectives_overlap(context: CheckContext) -> None:
+    """All-reduces and all-gathers that go on together are right, whatever order they are awaited in.
+
+    Where these are asynchronous, the other processes take part after the first one has returned from both.
+    """
+    group = context.group
+    tensors = {
+        case: [group.tensor(_input(r, case)) for r in group.local_replicas]
+        for case in cases()
+        if case[1].kind == "f"
+    }
+    is_first = 0 in group.local_replicas
+    waits = Capability.ASYNCHRONOUS_COLLECTIVES in context.supported
+    if waits and not is_first:
+        context.file_exchange.all_gather({})
+    sums = {case: group.all_reduce_async(inputs) for case, inputs in tensors.items()}
+    rows = {case: group.all_gather_async(inputs) for case, inputs in tensors.items()}
+    if waits and is_first:
+        context.file_exchange.all_gather({})
+    group.barrier()
+    for case in reversed(tensors):
+        inputs = _inputs(context, case)
+        gathered, total = rows[case](), sums[case]()
+        for index, replica in enumerate(group.local_replicas):
+            what = f"replica {replica}, {case[0]}"
+            assert_same(group.numpy(gathered[index]), inputs, f"all-gather: {what}")
+            assert_same(group.numpy(total[index]), inputs.sum(axis=0), f"all-reduce: {what}")
+
+
 def _broadcast(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
     """Broadcasts tensors of any shapes from each root to all replicas that follow it."""
     subgroups_of_roots = [(tuple(range(root, replica.replicas)),) for root in static]

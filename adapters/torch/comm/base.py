@@ -91,6 +91,16 @@ class Communicator(ABC):
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         """Stacks the tensors of all replicas: returns shape `[replicas, *value.shape]`. Collective."""
 
+    def all_reduce_async(self, value: torch.Tensor, op: ReduceOp) -> Wait:
+        """Starts an `all_reduce`; by default it is done when this returns. Collective."""
+        result = self.all_reduce(value, op)
+        return lambda: result
+
+    def all_gather_async(self, value: torch.Tensor) -> Wait:
+        """Starts an `all_gather`; by default it is done when this returns. Collective."""
+        result = self.all_gather(value)
+        return lambda: result
+
     @abstractmethod
     def reduce_scatter(
         self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from isotrain.adapters.common.wait_for_server import wait_for_rank_zero
 from isotrain.adapters.torch.comm import recorded_group
-from isotrain.adapters.torch.comm.base import Communicator
+from isotrain.adapters.torch.comm.base import Communicator, Wait
 from isotrain.plugin import (
     RECORDED,
     BackendConfig,
@@ -165,7 +165,28 @@ class ProcessGroupCommunicator(Communicator):
         dist.all_reduce(result, _OPERATIONS[op], group=self._peers)
         return result.div_(self.replicas) if op == "mean" else result
 
+    def all_reduce_async(self, value: torch.Tensor, op: ReduceOp) -> Wait:
+        result = value.clone()
+        work = dist.all_reduce(result, _OPERATIONS[op], group=self._peers, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return result.div_(self.replicas) if op == "mean" else result
+
+        return wait
+
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         result = value.new_empty((self.replicas, *value.shape))
         dist.all_gather(list(result.unbind(0)), value.contiguous(), group=self._peers)
         return result
+
+    def all_gather_async(self, value: torch.Tensor) -> Wait:
+        result = value.new_empty((self.replicas, *value.shape))
+        rows = list(result.unbind(0))
+        work = dist.all_gather(rows, value.contiguous(), group=self._peers, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return result
+
+        return wait

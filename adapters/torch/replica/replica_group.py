@@ -53,6 +53,7 @@ from isotrain.plugin import (
     LayerTrait,
     PassCosts,
     Phase,
+    ReduceOp,
     Reduction,
     ReplicaGroup,
     Slice,
@@ -566,6 +567,18 @@ class TorchReplicaGroup(ReplicaGroup):
         self._snapshot_guard.wait()
         with torch.no_grad():
             return [computation(self._replica, *(value for (value,) in values), **options)]
+
+    def all_reduce_async(
+        self, values: Sequence[torch.Tensor], op: ReduceOp = "sum"
+    ) -> Callable[[], list[torch.Tensor]]:
+        (value,) = values
+        wait = self.communicator.all_reduce_async(value, op)
+        return lambda: [wait()]
+
+    def all_gather_async(self, values: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        (value,) = values
+        wait = self.communicator.all_gather_async(value)
+        return lambda: [wait()]
 
     def copy_averaged(self) -> list[list[torch.Tensor]]:
         return [[tensor.detach().clone() for tensor in self._averaged()]]

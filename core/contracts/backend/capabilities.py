@@ -29,6 +29,7 @@ class Capability(StrEnum):
     UNSHARD_WEIGHTS = "unshard-weights"
     HYBRID_SHARDING = "hybrid-sharding"
     ORDERED_SUMS = "ordered-sums"
+    ASYNCHRONOUS_COLLECTIVES = "asynchronous-collectives"
 
 
 _NOT_REPLICATED = {
@@ -48,6 +49,7 @@ _NOT_REPLICATED = {
 """Reasons why groups of the parallel layout `replicated` lack the capabilities of other layouts."""
 _BFLOAT16 = "the backend does not declare that its collectives sum bfloat16"
 _ORDERED_SUMS = "the backend does not declare that it leaves sums over micro-batches to isotrain"
+_SYNCHRONOUS = "its collectives return when they are done"
 _UNDECLARED = "the backend does not declare it"
 
 
@@ -112,7 +114,11 @@ REPLICATED_CAPABILITIES = Capabilities(
         }
     ),
     _NOT_REPLICATED
-    | {Capability.BFLOAT16_COLLECTIVES: _BFLOAT16, Capability.ORDERED_SUMS: _ORDERED_SUMS},
+    | {
+        Capability.BFLOAT16_COLLECTIVES: _BFLOAT16,
+        Capability.ORDERED_SUMS: _ORDERED_SUMS,
+        Capability.ASYNCHRONOUS_COLLECTIVES: _SYNCHRONOUS,
+    },
 )
 """Capabilities of every backend's groups under layout `replicated`: what the required methods give."""
 

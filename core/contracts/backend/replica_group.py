@@ -369,6 +369,37 @@ class ReplicaGroup(GroupHooks, Contract):
         """
         return self.compute(_all_reduce, values, static=op)
 
+    def all_reduce_async(
+        self, values: Sequence[Tensor], op: ReduceOp = "sum"
+    ) -> Callable[[], list[Tensor]]:
+        """Starts an `all_reduce` that goes on while other methods are called. Collective.
+
+        Without the capability `asynchronous-collectives`, as by default, it is done before this returns.
+
+        Args:
+            values: One tensor per local replica, of one shape and dtype on all replicas; nobody may change
+                them before the result is there.
+            op: Reduction.
+
+        Returns:
+            Function that waits for the result of `all_reduce`. Local; to be called once.
+        """
+        reduced = self.all_reduce(values, op)
+        return lambda: reduced
+
+    def all_gather_async(self, values: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """Starts an all-gather over all replicas, as `all_reduce_async` does a reduction. Collective.
+
+        Args:
+            values: One tensor per local replica, of one shape and dtype on all replicas.
+
+        Returns:
+            Function that waits for the result, to be called once: for each local replica the tensors of all
+            replicas, stacked, shape `[replicas, *shape]`. Local.
+        """
+        gathered = self.compute(_all_gather, values)
+        return lambda: gathered
+
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """Elementwise maximum over all processes, equal on all of them. Collective.
 
@@ -418,6 +449,11 @@ def _move_average(replica: Replica, average: Sequence[Tensor], weight: Tensor) -
     """Computation that moves an average, one vector, towards the replica's weights. Local."""
     (vector,) = average
     return [vector + replica.ops.cast(weight, vector.dtype) * (replica.read(AVERAGED) - vector)]
+
+
+def _all_gather(replica: Replica, tensor: Tensor) -> Tensor:
+    """Computation that all-gathers one tensor of any shape."""
+    return replica.all_gather(tensor)
 
 
 def _all_reduce(replica: Replica, tensor: Tensor, *, static: ReduceOp) -> Tensor:
