@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from isotrain.plugin import (
     AVERAGED,
+    Batch,
     Plan,
     Replica,
     ReplicaGroup,
+    StatePart,
     Strategy,
     Tensor,
     TrainingSpec,
     average_state,
+    slice_weights,
 )
 from isotrain.strategies import option_checks
+
+
+@dataclass
+class SliceWeightSums:
+    """Slice weights of the local replicas, summed over the local steps since an exchange.
+
+    Attributes:
+        sums: Sum of each local replica; empty before the first step.
+        steps: Number of steps.
+        even: Whether all replicas had equally many samples in each of them.
+    """
+
+    sums: list[float] = field(default_factory=list)
+    steps: int = 0
+    even: bool = True
+
+    def add(self, batch: Batch) -> None:
+        """Adds the slices of a step. Local."""
+        weights = slice_weights(batch)
+        sums = self.sums or [0.0] * len(weights)
+        self.sums = [a + b for a, b in zip(sums, weights, strict=True)]
+        self.steps += 1
+        self.even = self.even and batch.even
+
+    def means(self, group: ReplicaGroup) -> list[list[Tensor]]:
+        """Weights of the local replicas in means, one value of `compute`; none where all are equal. Local."""
+        if self.even:
+            return []
+        return [[group.tensor(np.array(sum_ / self.steps)) for sum_ in self.sums]]
 
 
 class LocalStepStrategy(Strategy):
@@ -94,6 +129,19 @@ def as_trainable(replica: Replica, vector: Tensor) -> Tensor:
 def average_weights(replica: Replica) -> None:
     """Replaces weights and moving statistics by their mean over all replicas. Collective."""
     average_state(replica, AVERAGED)
+
+
+def average_parts(
+    replica: Replica, weight: Tensor | None = None, *, static: Sequence[StatePart]
+) -> None:
+    """Averages parts of the state over all replicas. Collective.
+
+    Args:
+        replica: The replica that runs this computation.
+        weight: Weight of this replica, a scalar, as for `average_state`.
+        static: Parts of the state.
+    """
+    average_state(replica, static, weight)
 
 
 def average_statistics(replica: Replica, weight: Tensor | None = None) -> None:

@@ -6,7 +6,6 @@ SGD): Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", arXiv 1808.0721
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,17 @@ from isotrain.plugin import (
     Batch,
     Capability,
     Plan,
-    Replica,
     ReplicaGroup,
-    StatePart,
     StrategyState,
     Tensor,
     TrainingSpec,
-    average_state,
-    slice_weights,
 )
 from isotrain.strategies import option_checks
-from isotrain.strategies.averaging import LocalStepStrategy
+from isotrain.strategies.averaging import (
+    LocalStepStrategy,
+    SliceWeightSums,
+    average_parts,
+)
 
 
 class LocalSGD(LocalStepStrategy):
@@ -56,9 +55,7 @@ class LocalSGD(LocalStepStrategy):
             self.keeps_replicas_equal, self.equals_data_parallel = "always", True
         self._parts = (*AVERAGED, "momenta") if momenta else AVERAGED
         self._momenta_per_weight = 0
-        self._weights: list[float] = []  # sums over the steps since the last averaging
-        self._steps = 0
-        self._even = True
+        self._counts = SliceWeightSums()
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Notes that the momenta of a custom optimizer are not counted."""
@@ -89,67 +86,46 @@ class LocalSGD(LocalStepStrategy):
         if batch.step < self._start:
             return group.synchronous_step(batch, learning_rate)
         loss = group.local_step(batch, learning_rate)
-        self._count_samples(batch)
-        if self.is_averaged_after(batch.step):
-            self._synchronise(group)
-            self._reset_counts()
+        self._local_step_taken(group, batch)
         return loss
 
-    def _synchronise(self, group: ReplicaGroup) -> None:
-        """Gives all replicas equal weights after local steps: here their mean. Collective."""
-        self._average(group, self._parts)
-
-    def _count_samples(self, batch: Batch) -> None:
-        """Adds the batch's slice weights to those since the last averaging."""
-        weights = slice_weights(batch)
-        sums = self._weights or [0.0] * len(weights)
-        self._weights = [a + b for a, b in zip(sums, weights, strict=True)]
-        self._steps += 1
-        self._even = self._even and batch.even
-
-    def _average(self, group: ReplicaGroup, parts: Sequence[StatePart]) -> None:
-        """Averages, weighted by samples; without a multiplication where these are equal. Collective."""
-        group.compute(_mean, *self._replica_weights(group), static=parts)
-
-    def _replica_weights(self, group: ReplicaGroup) -> list[list[Tensor]]:
-        """The local replicas' weights in means, one value of `compute`; none where all are equal."""
-        if self._even:
-            return []
-        return [[group.tensor(np.array(sum_ / self._steps)) for sum_ in self._weights]]
-
-    def _reset_counts(self) -> None:
-        """Starts counting samples again: the replicas' weights are equal."""
-        self._weights, self._steps, self._even = [], 0, True
+    def _local_step_taken(self, group: ReplicaGroup, batch: Batch) -> None:
+        """Counts the samples of a local step, and averages where that is due. Collective."""
+        self._counts.add(batch)
+        if self.is_averaged_after(batch.step):
+            group.compute(average_parts, *self._counts.means(group), static=self._parts)
+            self._counts = SliceWeightSums()
 
     def sync_weights(self, group: ReplicaGroup) -> None:
         """Averages the weights, weighted by the samples since the last averaging. Collective."""
-        self._average(group, AVERAGED)
+        group.compute(average_parts, *self._counts.means(group), static=AVERAGED)
 
     def state_written(self, group: ReplicaGroup) -> None:
         """Starts counting samples again: the replicas' weights are equal."""
-        self._reset_counts()
+        self._counts = SliceWeightSums()
 
     def state(self, group: ReplicaGroup) -> StrategyState:
         """Steps, and slice weights of each replica (a float64 scalar), since the last averaging."""
         samples = {
             replica: {"samples": np.array(weight)}
-            for replica, weight in zip(group.local_replicas, self._weights, strict=False)
+            for replica, weight in zip(group.local_replicas, self._counts.sums, strict=False)
         }
-        return StrategyState({"steps": self._steps, "even": self._even}, per_replica=samples)
+        values = {"steps": self._counts.steps, "even": self._counts.even}
+        return StrategyState(values, per_replica=samples)
 
     def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:
         """Restores the counts; there are none right after an averaging."""
-        samples = state.per_replica
-        self._reset_counts()
-        if samples and state.values["steps"]:
-            self._steps, self._even = state.values["steps"], state.values["even"]
-            self._weights = [float(samples[replica]["samples"]) for replica in group.local_replicas]
+        samples, values = state.per_replica, state.values
+        self._counts = SliceWeightSums()
+        if samples and values["steps"]:
+            sums = [float(samples[replica]["samples"]) for replica in group.local_replicas]
+            self._counts = SliceWeightSums(sums, values["steps"], values["even"])
 
     def finished(self, group: ReplicaGroup) -> None:
         """Gives all replicas equal weights, unless the last step did."""
-        if self._steps:
-            self._synchronise(group)
-        self._reset_counts()
+        if self._counts.steps:
+            group.compute(average_parts, *self._counts.means(group), static=self._parts)
+        self._counts = SliceWeightSums()
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes of a ring all-reduce per averaging, as a mean over the run (or the last phase)."""
@@ -159,19 +135,17 @@ class LocalSGD(LocalStepStrategy):
             return averaging / self._phases[-1][1]
         synchronous = min(self._start, self._total_steps)
         local = range(synchronous, self._total_steps)
-        averagings = sum(map(self.is_averaged_after, local)) + bool(
-            local and not self.is_averaged_after(local[-1])
-        )
+        averagings = sum(map(self._averaged_part, local))
+        averagings += 1 - self._averaged_part(local[-1]) if local else 0
         return (synchronous * all_reduce + averagings * averaging) / self._total_steps
+
+    def _averaged_part(self, step: int) -> float:
+        """Part of the weights that are averaged after a step, from 0 to 1."""
+        return float(self.is_averaged_after(step))
 
     def _averaging_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes that each replica sends in an averaging."""
         return 2 * (replicas - 1) / replicas * gradient_bytes * (1 + self._momenta_per_weight)
-
-
-def _mean(replica: Replica, weight: Tensor | None = None, *, static: Any) -> None:
-    """Computation that averages the parts `static` over all replicas; `weight` is a scalar or None."""
-    average_state(replica, static, weight)
 
 
 def _parse_phases(strategy: str, every: Any, start: int) -> list[tuple[int, int]]:

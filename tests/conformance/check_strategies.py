@@ -11,6 +11,8 @@ import numpy as np
 from conformance import tcp_counters
 from conformance.strategy_check_context import RATE, StrategyCheckContext
 
+from isotrain.core.contracts.backend.computations import slice_weights
+from isotrain.core.data.batch import Batch
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.session.session import Session
 from isotrain.strategies import compressed, gossip, hierarchical, topologies
@@ -192,6 +194,95 @@ def diloco_follows_its_equations(context: StrategyCheckContext) -> None:
         assert 0 < np.abs(rounded - exact).max() < 0.3 / 2**bits, bits
 
 
+STREAMING = {"every": 4, "outer_rate": 0.7, "outer_momentum": 0.5}
+STREAMS: tuple[dict[str, Any], ...] = (
+    {"fragments": 3},
+    {"fragments": 2, "overlap": 3, "mix": 0.25},
+)
+
+
+def streaming_diloco_follows_its_equations(context: StrategyCheckContext) -> None:
+    """Exchanges of fragments, at once and some steps later, in NumPy: algorithm 2 of Streaming DiLoCo.
+
+    Replicas have different samples, and some have more of them. At the end exchanges are under way, of a
+    fragment whose last step they are of, and of one with further steps.
+    """
+    batches = context.batches(3 * UNEVEN if context.is_traced else 2 * UNEVEN + 4, UNEVEN)
+    of_run = [replace(batches[step % len(batches)], step=step) for step in range(10)]
+    weights = slice(0, context.plan.parameters)
+    for options in STREAMS:
+        between, end = streamed(context, of_run, **STREAMING, **options)
+        strategy = context.strategy("diloco", **STREAMING, **options)
+        for batch in of_run:
+            strategy.step(context.group, batch, RATE)
+        found = context.weights()[:, weights]
+        close(found, between, f"{options}: replicas", 1e-12)
+        assert apart(found) > 1e-4, options
+        strategy.finished(context.group)
+        found = context.weights()[:, weights]
+        close(found, np.tile(end, (context.replicas, 1)), f"{options}: outer weights", 1e-12)
+
+
+def streamed(
+    context: StrategyCheckContext,
+    batches: Sequence[Batch],
+    every: int,
+    outer_rate: float,
+    outer_momentum: float,
+    fragments: int,
+    overlap: int = 0,
+    mix: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Local steps of the group, all else in NumPy.
+
+    Returns:
+        Weights of every replica after the last step, shape `[replicas, parameters]`; and those that all have
+        in the end.
+    """
+    context.restart()
+    length, count = context.plan.parameters, range(fragments)
+    parts = [slice(length * f // fragments, length * (f + 1) // fragments) for f in count]
+    rows = context.weights()[:, :length]
+    outer, momentum = rows[0].copy(), np.zeros(length)
+    samples: list[list[np.ndarray]] = [[] for _ in count]
+    arriving: list[tuple[int, int, np.ndarray]] = []
+
+    def sent(fragment: int) -> np.ndarray:
+        shares = np.mean(samples[fragment], axis=0)
+        samples[fragment].clear()
+        moved = outer[parts[fragment]] - rows[:, parts[fragment]]
+        return np.asarray((shares * moved).mean(axis=0))
+
+    def arrive(fragment: int, gradient: np.ndarray, own: float) -> None:
+        part = parts[fragment]
+        momentum[part] = outer_momentum * momentum[part] + gradient
+        outer[part] -= outer_rate * (gradient + outer_momentum * momentum[part])
+        rows[:, part] = own * rows[:, part] + (1 - own) * outer[part]
+
+    for taken, batch in enumerate(batches, 1):
+        context.group.local_step(batch, RATE)
+        rows = context.weights()[:, :length]
+        shares = [np.array([weight]) for weight in slice_weights(batch)]
+        shares_of_all = np.stack(context.board.all_gather_rows(shares))
+        for fragment in count:
+            samples[fragment].append(shares_of_all)
+            if taken % every == every * (fragment + 1) // fragments % every:
+                arriving.append((taken + overlap, fragment, sent(fragment)))
+        for due, fragment, gradient in arriving:
+            if due == taken:
+                arrive(fragment, gradient, mix)
+        arriving = [each for each in arriving if each[0] > taken]
+        vectors = [context.group.tensor(rows[each]) for each in context.group.local_replicas]
+        context.group.compute(set_trainable, vectors)
+    between = rows.copy()
+    for _, fragment, gradient in arriving:
+        arrive(fragment, gradient, mix if samples[fragment] else 0.0)
+    for fragment in count:
+        if samples[fragment]:
+            arrive(fragment, sent(fragment), 0.0)
+    return between, outer
+
+
 def set_trainable(replica: Any, vector: Any) -> None:
     replica.write(("trainable",), vector)
 
@@ -291,7 +382,7 @@ def converge(context: StrategyCheckContext) -> None:
         "gossip": {"graph": "one-peer-exponential"},
         "hierarchical": {},
         "elastic-averaging": {"every": 2},
-        "diloco": {"every": 4, "bits": 4},
+        "diloco": {"every": 4, "bits": 4, "fragments": 2, "overlap": 1},
         "compressed": {"method": "topk", "ratio": 0.1},
     }
     losses = {}
@@ -331,6 +422,7 @@ OTHERS: tuple[Sending, ...] = (
     ("local-sgd", {"every": 4}),
     ("elastic-averaging", {"every": 3}),
     ("diloco", {"every": 2, "bits": 8}),
+    ("diloco", {"every": 2, "fragments": 2, "overlap": 1}),
     ("compressed", {"method": "powersgd", "rank": 4, "start": 2, "native": False}),
 )
 
@@ -434,6 +526,7 @@ CHECKS = (
     gossip_mixes_by_its_matrix,
     elastic_averaging_follows_its_equations,
     diloco_follows_its_equations,
+    streaming_diloco_follows_its_equations,
     error_feedback_conserves_the_sum,
     short_types_round,
     converge,
@@ -448,6 +541,7 @@ OF_BACKENDS = (
     "gossip_mixes_by_its_matrix",
     "elastic_averaging_follows_its_equations",
     "diloco_follows_its_equations",
+    "streaming_diloco_follows_its_equations",
     "error_feedback_conserves_the_sum",
     "short_types_round",
     "exchanges_send_what_they_say",

@@ -25,7 +25,10 @@ SOUND: dict[str, Chosen] = {
     "hierarchical": ("hierarchical", {}),
     "elastic-averaging": ("elastic-averaging", {}),
     "diloco": ("diloco", {"every": 8}),
-    "diloco, 4 bits": ("diloco", {"every": 4, "bits": 4}),
+    "diloco, streaming": (
+        "diloco",
+        {"every": 8, "bits": 4, "fragments": 2, "overlap": 3},
+    ),
     "sharded": ("sharded", {"bucket_megabytes": 0.002}),
     "sharded, stage 2": ("sharded", {"stage": 2, "bucket_megabytes": 0.002}),
     "sharded, stage 3": ("sharded", {"stage": 3, "bucket_megabytes": 0.002}),

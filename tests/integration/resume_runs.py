@@ -74,7 +74,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "hierarchical": {},
     "parameter-server": {},
     "elastic-averaging": {"every": 2},
-    "diloco": {"every": 4, "bits": 8},
+    "diloco": {"every": 4, "bits": 8, "fragments": 2, "overlap": 3},
     "sharded": {},
 }
 

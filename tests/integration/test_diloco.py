@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import isotrain
+from isotrain.core.errors import RunFailedError
 
 RATE = 0.125
 INPUTS = np.random.default_rng(3).normal(size=(8, 5))
@@ -29,9 +31,8 @@ def data() -> Any:
     return INPUTS, np.zeros(8)
 
 
-def moved(steps: int, **options: Any) -> np.ndarray:
-    """How far so many steps have moved the weights, shape `[5]`."""
-    spec = {
+def spec(steps: int, **options: Any) -> dict[str, Any]:
+    return {
         "model": {"torch": model},
         "data": data,
         "objective": linear,
@@ -42,7 +43,11 @@ def moved(steps: int, **options: Any) -> np.ndarray:
         "strategy": {"name": "diloco", "options": options},
         "threads": 1,
     }
-    with isotrain.open_session(spec, backend="torch-ddp", replicas=1) as session:
+
+
+def moved(steps: int, **options: Any) -> np.ndarray:
+    """How far so many steps have moved the weights, shape `[5]`."""
+    with isotrain.open_session(spec(steps, **options), backend="torch-ddp", replicas=1) as session:
         before = session.read_state(("trainable",))["weight"].copy()
         for batch in session.batches():
             session.step(batch)
@@ -64,3 +69,37 @@ def test_what_rounding_leaves_is_sent_later(bits: int) -> None:
     largest = 2 * np.abs(CHANGE).max()  # with what was left before
     assert np.abs(found - 40 * CHANGE).max() <= half_a_digit * largest
     assert np.abs(found - 40 * CHANGE).max() > 1e-12
+
+
+STREAMING = {"every": 4, "fragments": 2, "overlap": 3, "mix": 0.25, "outer_momentum": 0.5}
+
+
+def trained(folder: Path, replicas: int, **fields: Any) -> isotrain.RunResult:
+    """A run whose checkpoint after six steps has exchanges of both fragments under way."""
+    policy = {"checkpoint": {"every_steps": 6, "keep_last": None}}
+    resume = {"resume": fields.pop("resume")} if "resume" in fields else {}
+    given = {**spec(14, **STREAMING), **policy, **fields}
+    return isotrain.run(
+        given, backend="torch-ddp", replicas=replicas, output=folder, quiet=True, **resume
+    )
+
+
+@pytest.mark.features
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_exchanges_under_way_arrive_at_another_number_of_replicas(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    """The replicas' mean goes on as it was: gradients do not depend on the weights."""
+    expected = trained(tmp_path / "whole", before)
+    saved = tmp_path / "whole" / "checkpoints" / "step-000000006"
+    found = trained(tmp_path / "resumed", after, resume=saved)
+    np.testing.assert_allclose(found.weights["weight"], expected.weights["weight"], 1e-12)
+
+
+@pytest.mark.features
+def test_a_checkpoint_of_another_number_of_fragments_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path / "whole", 1)
+    saved = tmp_path / "whole" / "checkpoints" / "step-000000006"
+    other = {"name": "diloco", "options": {**STREAMING, "fragments": 4}}
+    with pytest.raises(RunFailedError, match="fragments: the checkpoint has 2, the spec 4"):
+        trained(tmp_path / "resumed", 1, resume=saved, strategy=other)

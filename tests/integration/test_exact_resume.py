@@ -65,7 +65,7 @@ SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
     "local-sgd, momenta": ("local-sgd", {"every": 3, "average_momenta": True}),
     "compressed, topk": ("compressed", {"method": "topk", "ratio": 0.1}),
     "elastic-averaging": ("elastic-averaging", {"every": 3}),
-    "diloco": ("diloco", {"every": 3, "bits": 4}),
+    "diloco": ("diloco", {"every": 3, "bits": 4, "fragments": 2, "overlap": 2}),
 }
 """On that backend, where a process has several replicas: one for each kind of what is kept.
 

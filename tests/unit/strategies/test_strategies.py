@@ -86,6 +86,12 @@ def plan(
         ("diloco", {"outer_rate": 0}, "outer_rate: expected a number above 0, received 0"),
         ("diloco", {"outer_momentum": 2}, "outer_momentum: expected a number above 0 and up to 1"),
         ("diloco", {"bits": 2}, "bits: expected 8, 4 or none, received 2"),
+        ("diloco", {"fragments": 0}, "fragments: expected a whole number of at least 1"),
+        ("diloco", {"every": 3, "fragments": 4}, "fragments: expected at most 3, as every"),
+        ("diloco", {"every": 3, "overlap": 3}, "overlap: expected less than every, 3, received 3"),
+        ("diloco", {"mix": 0.5}, "mix: expected an overlap with it, received 0.5"),
+        ("diloco", {"overlap": 2, "mix": 2}, "mix: expected a number above 0 and up to 1"),
+        ("diloco", {"every": [[0, 2], [4, 9]], "overlap": 1}, "every: expected a number, with"),
         ("elastic-averaging", {"every": True}, "every"),
         ("sharded", {"stage": 0}, "stage: expected a whole number of at least 1, received 0"),
         ("sharded", {"stage": 4}, "stage: expected 1, 2 or 3, received 4"),
@@ -126,6 +132,20 @@ def test_options_for_several_replicas_allow_one(
 ) -> None:
     """A measured plan and a check look at data and model with one replica."""
     assert plan(host, name, options, replicas=1).replicas == 1
+
+
+def test_the_plan_says_which_backends_wait_for_exchanges(host: PluginManager) -> None:
+    """It is said where there are exchanges, and they were to overlap."""
+    waits = (
+        "diloco: numpy has no asynchronous-collectives: its collectives return when they are done: each"
+        " exchange is waited for, with the same results"
+    )
+    overlapping = {"every": 8, "overlap": 2}
+    assert waits in plan(host, "diloco", overlapping, backend="numpy").notes
+    assert waits not in plan(host, "diloco", overlapping, backend="numpy", replicas=1).notes
+    assert waits not in plan(host, "diloco", {"every": 8}, backend="numpy").notes
+    notes = plan(host, "diloco", overlapping, backend="torch-ddp").notes
+    assert not any("waited for" in note for note in notes)
 
 
 def test_a_torus_needs_a_grid(host: PluginManager) -> None:
@@ -373,6 +393,7 @@ BYTES = 4 * 630
         ("sharded", {"hybrid": True, "host_size": 2}, (2 * 2 + 2) * BYTES / 4),
         ("elastic-averaging", {"every": 3}, 1.5 * BYTES * 7 / 20),
         ("diloco", {"every": 10}, 1.5 * BYTES / 10),
+        ("diloco", {"every": 10, "fragments": 2, "overlap": 4}, 1.5 * BYTES * 2.5 / 20),
         ("diloco", {"every": 8, "bits": 4}, 3 * BYTES * (1 / 8 + 1 / 256) * 3 / 20),
     ],
 )
