@@ -102,6 +102,15 @@ def test_cut_layers_train_as_one_replica(tmp_path: Path, backend: str, replicas:
     np.testing.assert_allclose(*norms, 1e-12)
 
 
+@pytest.mark.features
+@pytest.mark.parametrize("backend", EACH_FRAMEWORK)
+def test_four_parts_of_a_layer_train_as_one_replica(tmp_path: Path, backend: str) -> None:
+    """A head for each process; of the 13 units one has four, of the 11 rows one has two."""
+    cut = {"strategy": {"name": "tensor", "options": {"degree": 4}}}
+    expected = trained("torch-ddp", 1, tmp_path, "one", **STEPPED, **SILU)
+    assert_equal(trained(backend, 1, tmp_path, **STEPPED, **SILU, **cut), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("random_layers", ["per-replica", "per-sample"])
 @pytest.mark.parametrize("backend", EACH_FRAMEWORK)
