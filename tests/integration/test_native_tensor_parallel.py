@@ -184,6 +184,72 @@ def test_dropout_drops_the_same_between_cut_modules(tmp_path: Path) -> None:
     assert_equal(trained(2, tmp_path, **fields, **cut()), expected)
 
 
+SEQUENCE = {
+    "words": "rowwise-sequence",
+    "*norm": "sequence",
+    "query": "sequence-colwise",
+    "out": "rowwise-sequence",
+    "up": "sequence-colwise",
+    "down": "rowwise-sequence",
+    "classes": "sequence-colwise-gather",
+}
+
+
+def sequences(rate: float) -> Any:
+    """A transformer block whose positions meet in the attention and at the end."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.first_norm, self.norm = (
+                nn.Embedding(12, 8),
+                nn.LayerNorm(8),
+                nn.RMSNorm(8),
+            )
+            self.query, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.up, self.drop, self.down = nn.Linear(8, 12), nn.Dropout(rate), nn.Linear(12, 8)
+            self.classes = nn.Linear(8, 4)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.drop(self.words(tokens))
+            heads = self.query(self.first_norm(x)).unflatten(-1, (-1, 2)).transpose(1, 2)
+            found = functional.scaled_dot_product_attention(heads, heads, heads)
+            x = x + self.out(found.transpose(1, 2).flatten(2))
+            x = x + self.down(functional.silu(self.up(self.norm(x))))
+            return self.classes(x).mean(1)
+
+    return Block()
+
+
+def even_tokens(length: int = 6) -> Any:
+    generator = np.random.default_rng(0)
+    return generator.integers(0, 12, (22, length)), generator.integers(0, 4, 22)
+
+
+@pytest.mark.features
+@pytest.mark.parametrize(("replicas", "rate"), [(1, 0.25), (2, 0.0)])
+def test_activations_cut_along_positions_train_as_whole_ones(
+    tmp_path: Path, replicas: int, rate: float
+) -> None:
+    """With cut dropout too; two replicas draw other numbers than one."""
+    fields = {"model": {"torch": sequences}, "model_args": {"rate": rate}, "data": even_tokens}
+    expected = trained(1, tmp_path, "one", **fields, **MEASURED)
+    found = trained(replicas, tmp_path, **fields, **MEASURED, **cut(**SEQUENCE))
+    assert_equal(found, expected)
+
+
+@pytest.mark.features
+def test_positions_that_have_no_equal_parts_are_refused(tmp_path: Path) -> None:
+    fields = {"model": {"torch": sequences}, "model_args": {"rate": 0.0}, "data": even_tokens}
+    with pytest.raises(
+        RunFailedError, match=r"words: rowwise-sequence .* multiple of degree 2, rec"
+    ):
+        trained(1, tmp_path, **fields, data_args={"length": 5}, **cut(**SEQUENCE))
+
+
 @pytest.mark.slow
 def test_norms_are_those_of_whole_weights(tmp_path: Path) -> None:
     fields = {"optimizer": {"name": "lamb", "lr": 0.0625}, "clip": {"norm": 0.25}}
@@ -210,6 +276,7 @@ def test_a_checkpoint_goes_on_under_any_strategy(tmp_path: Path) -> None:
     [
         ({"strategy": "tensor"}, r"expected names of Linear .* can be cut here: words, blocks\.0"),
         (cut(nope="colwise"), r"'nope': no Linear or Embedding has such a name"),
+        (cut(words="sequence"), r"'words': no LayerNorm or RMSNorm has such a name"),
         (cut(classes="columns"), r"'classes': expected colwise, .* received 'columns'"),
         (cut(3), r"words: rowwise cuts axis 0 .* expected a multiple of degree 3|query: colwise"),
         (cut(classes="colwise"), r"returns a shape \[\d+, 2\], other than \[\d+, 4\], than"),

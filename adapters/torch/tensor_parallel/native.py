@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 from torch.nn.functional import dropout
@@ -33,15 +34,35 @@ from isotrain.adapters.torch.tensor_parallel.trainer import TensorParallelTraine
 from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.plugin import SpecError, TrainingSpec, UnsupportedError
 
+_POSITIONS = Shard(1)
 _STYLES: Mapping[str, Callable[[bool], ParallelStyle]] = {
     "colwise": lambda is_embedding: ColwiseParallel(),
     "colwise-gather": lambda is_embedding: ColwiseParallel(output_layouts=Replicate()),
     "rowwise": lambda is_embedding: RowwiseParallel(
         input_layouts=Replicate() if is_embedding else Shard(-1)
     ),
+    "sequence": lambda is_embedding: SequenceParallel(use_local_output=True),
+    "sequence-colwise": lambda is_embedding: ColwiseParallel(input_layouts=_POSITIONS),
+    "sequence-colwise-gather": lambda is_embedding: ColwiseParallel(
+        input_layouts=_POSITIONS, output_layouts=Replicate()
+    ),
+    "rowwise-sequence": lambda is_embedding: RowwiseParallel(
+        input_layouts=Replicate() if is_embedding else Shard(-1), output_layouts=_POSITIONS
+    ),
 }
-"""Styles of torch by name; each is made for a Linear, or for an Embedding."""
-_KNOWN = "colwise, colwise-gather (its outputs are gathered) or rowwise"
+"""Styles of torch by name; each is made for an Embedding, or for a module of another kind."""
+_KNOWN = (
+    "colwise, colwise-gather (its outputs are gathered), rowwise, or with activations that are cut along"
+    " their positions: sequence, sequence-colwise, sequence-colwise-gather or rowwise-sequence"
+)
+_CUT, _NORMS = (nn.Linear, nn.Embedding), (nn.LayerNorm, nn.RMSNorm)
+_KINDS: Mapping[str, tuple[type[nn.Module], ...]] = {
+    **dict.fromkeys(_STYLES, _CUT),
+    "sequence": _NORMS,
+    "sequence-colwise": (nn.Linear,),
+    "sequence-colwise-gather": (nn.Linear,),
+}
+"""Kinds of modules that each style is for."""
 
 
 class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
@@ -72,6 +93,10 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
             _require_equal_parts(name, module, style, mesh.size())
             made = _STYLES[style](isinstance(module, nn.Embedding))
             parallelize_module(self.model, mesh, {name: made})
+            if style == "rowwise-sequence":
+                module.register_forward_pre_hook(
+                    functools.partial(_require_equal_positions, name, mesh.size())
+                )
         parameters = dict(self.model.named_parameters())
         trainable, cut_weights = dict(self.trainable), {}
         for index, name in enumerate(self.trainable):
@@ -104,7 +129,7 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
         modules = {
             name: module
             for name, module in self.model.named_modules()
-            if type(module) in (nn.Linear, nn.Embedding)
+            if type(module) in _CUT + _NORMS
         }
         can_be_cut = f"Modules that can be cut here: {', '.join(modules) or 'none'}."
         if not isinstance(layers, Mapping):
@@ -120,15 +145,18 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
             )
         styles: dict[str, str] = {}
         for pattern, style in layers.items():
-            matched = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
+            named = [name for name in modules if fnmatch.fnmatchcase(name, pattern)]
             if style not in _STYLES:
                 raise SpecError(
                     f"strategy tensor: layers: {pattern!r}: expected {_KNOWN}, received {style!r}."
                 )
+            kinds = _KINDS[style]
+            matched = [name for name in named if isinstance(modules[name], kinds)]
             if not matched:
+                names = " or ".join(kind.__name__ for kind in kinds)
                 raise SpecError(
-                    f"strategy tensor: layers: {pattern!r}: no Linear or Embedding has such a name."
-                    f" {can_be_cut}"
+                    f"strategy tensor: layers: {pattern!r}: no {names} has such a name, and {style} is for"
+                    f" these. {can_be_cut}"
                 )
             styles |= dict.fromkeys(matched, style)
         tied = {name for names in self.aliases.items() for name in (names[0], *names[1])}
@@ -178,7 +206,8 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
                 " not that in the uncut one. On each process, a weight that is used between a colwise and a"
                 " rowwise module (as of a PReLU or a norm per head), or whose outputs are used there, has the"
                 " gradient of the units or heads there alone. Gather the outputs of the colwise module"
-                " (colwise-gather) and leave the rowwise one out, or leave both out."
+                " (colwise-gather) and leave the rowwise one out, or leave both out. A norm whose inputs are"
+                " cut along their positions takes the style sequence."
             )
 
     def _run_uncut(self, uncut: nn.Module, inputs: Any) -> Pass:
@@ -284,8 +313,10 @@ def _require_equal_parts(name: str, module: nn.Module, style: str, degree: int) 
     Raises:
         SpecError: The length of its weight is not a multiple of the degree.
     """
+    if style == "sequence":
+        return
     weight: torch.Tensor = module.weight
-    axis = int((style == "rowwise") != isinstance(module, nn.Embedding))
+    axis = int(style.startswith("rowwise") != isinstance(module, nn.Embedding))
     if weight.shape[axis] % degree:
         raise SpecError(
             f"strategy tensor: layers: {name}: {style} cuts axis {axis} of its weight, of shape"
@@ -294,8 +325,26 @@ def _require_equal_parts(name: str, module: nn.Module, style: str, degree: int) 
         )
 
 
+def _require_equal_positions(
+    name: str, degree: int, module: nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> None:
+    """Refuses inputs, shape `[samples, positions, ...]`, whose positions cannot be cut into equal parts.
+
+    Raises:
+        SpecError: Their number is not a multiple of the degree.
+    """
+    shape = inputs[0].shape
+    if len(shape) < 2 or shape[1] % degree:
+        raise SpecError(
+            f"strategy tensor: layers: {name}: rowwise-sequence cuts axis 1 of its outputs, the positions:"
+            f" expected a multiple of degree {degree}, received inputs of shape {[*shape]}."
+        )
+
+
 def _describe(name: str, module: nn.Module, style: str) -> str:
     """A line for the plan: the module, its weight, and what is communicated."""
+    if style == "sequence":
+        return f"tensor: {name}: sequence: each process has some positions"
     weight: torch.Tensor = module.weight
     outputs, inputs = weight.shape[:2]
     if isinstance(module, nn.Embedding):
@@ -304,6 +353,10 @@ def _describe(name: str, module: nn.Module, style: str) -> str:
         "colwise": f"sum {inputs} numbers a position backward",
         "colwise-gather": f"gather {outputs} numbers a position forward, and sum {inputs} backward",
         "rowwise": f"sum {outputs} numbers a position forward",
+        "sequence-colwise": f"gather {inputs} numbers a position forward, and sum {inputs} backward",
+        "sequence-colwise-gather": f"gather {inputs} and {outputs} numbers a position forward, and sum"
+        f" {inputs} backward",
+        "rowwise-sequence": f"sum {outputs} numbers a position forward, and gather {outputs} backward",
     }[style]
     local = (weight.to_local() if isinstance(weight, DTensor) else weight).shape
     cut = f"cut weight {[*weight.shape]} to {[*local]} here"
