@@ -20,7 +20,7 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError
-from isotrain.core.launching.probe_run import probe_rank_zero, probe_run
+from isotrain.core.launching.probe_run import plan_here, probe_rank_zero, probe_run
 from isotrain.core.launching.run_directory.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.pipeline.profile import LayerCost
 from isotrain.core.planning import gpu_plan as gpu_plans
@@ -34,6 +34,7 @@ from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.quantities import counted
 from isotrain.core.reporting.status import waiting
+from isotrain.core.reporting.tables import size as size_text
 from isotrain.core.results.result import RunResult, result_from_dict
 from isotrain.core.run.controller import RunOutcome, prepare
 from isotrain.core.run.options import ResumeOptions, RunOptions, require_known
@@ -41,6 +42,7 @@ from isotrain.core.run.start import PreviousRun
 from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.sections import StrategyLike
+from isotrain.core.system import hardware
 from isotrain.core.system.process import environ_set
 from isotrain.core.worker.entry_points import LOST_WEIGHTS, measure_model, record_steps, train
 
@@ -272,10 +274,20 @@ def measured_plan(
     return complete_plan(incomplete, resolved, _measured_stats(resolved, incomplete, quiet))
 
 
-def _measured_stats(resolved: ResolvedSpec, plan: Plan, quiet: bool) -> ModelStats:
-    """Statistics of the data and the model of a plan."""
+def _measured_stats(
+    resolved: ResolvedSpec, plan: Plan, quiet: bool, *, with_values: bool = True
+) -> ModelStats:
+    """Statistics of the data and the model of a plan.
+
+    Raises:
+        RunFailedError: The data cannot be loaded or the model cannot be built; or it takes values to do so.
+    """
     with waiting("counting samples and parameters", quiet=quiet):
-        stats = probe_run(measure_model, resolved, plan.backend)
+        if with_values:
+            stats = probe_run(measure_model, resolved, plan.backend)
+        else:
+            here, alone = plan_here(resolved, plan.backend, 1)
+            stats = probe_rank_zero(measure_model, here, alone, with_values=False)
     spec = resolved.spec
     has_micro_batches = spec.gradient_accumulation_steps > 1
     for code, detail in stats.pop("refused").items():
@@ -289,6 +301,35 @@ def _measured_stats(resolved: ResolvedSpec, plan: Plan, quiet: bool) -> ModelSta
         "sample_costs": None if costs is None else PassCosts(**costs),
     }
     return ModelStats(**{**stats, **parts})
+
+
+def _recorded_messages(
+    resolved: ResolvedSpec, plan: Plan, stats: ModelStats, lacks_values: bool
+) -> tuple[list[tuple[Any, ...]] | None, str | None]:
+    """Fields of the messages of rank 0 in some steps; else None, and the reason why they are not counted.
+
+    Args:
+        resolved: Spec of the plan.
+        plan: Plan of any number of hosts.
+        stats: Statistics of its model.
+        lacks_values: Whether to try it without values of large tensors first.
+    """
+    obstacle = ""
+    for with_values in (False, True) if lacks_values else (True,):
+        if obstacle and stats.model is not None:
+            needed = stats.model.replicated.total
+            if needed > hardware.memory_bytes() / 2:
+                return None, (
+                    f"with the values of tensors, steps take {size_text(needed)} of memory or more, and"
+                    f" without them {obstacle}"
+                )
+        try:
+            messages = probe_rank_zero(record_steps, resolved, plan, with_values=with_values)
+        except RunFailedError as error:  # such as a model that needs the values of other replicas
+            obstacle = f"steps of rank 0 alone failed: {error}"
+        else:
+            return messages, None if messages is not None else "the loop makes its batches"
+    return None, obstacle
 
 
 def gpu_plan(
@@ -323,17 +364,17 @@ def gpu_plan(
     layout = layout_of("any launcher", Allocation((slots,) * hosts))
     resources = ClusterResources(layout, {})
     incomplete = make_plan(resolved, backend=backend, replicas=None, resources=resources)
-    stats = _measured_stats(resolved, incomplete, quiet)
+    stats, lacks_values = None, gpu_plans.may_lack_values(resolved, incomplete)
+    if lacks_values:
+        with contextlib.suppress(RunFailedError):  # such as of a model that reads values
+            stats = _measured_stats(resolved, incomplete, quiet, with_values=False)
+    stats = stats or _measured_stats(resolved, incomplete, quiet)
     plan = complete_plan(incomplete, resolved, stats)
     obstacle = gpu_plans.counting_obstacle(resolved, plan)
     messages = None
     if obstacle is None:
-        try:
-            with waiting("counting collectives", quiet=quiet):
-                messages = probe_rank_zero(record_steps, resolved, plan)
-            obstacle = None if messages is not None else "the loop makes its batches"
-        except RunFailedError as error:  # such as a model that needs the values of other replicas
-            obstacle = f"steps of rank 0 alone failed: {error}"
+        with waiting("counting collectives", quiet=quiet):
+            messages, obstacle = _recorded_messages(resolved, plan, stats, lacks_values)
     counted = None
     if messages is not None:
         counted = gpu_plans.collectives(

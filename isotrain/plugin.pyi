@@ -10,6 +10,7 @@ from isotrain.adapters.keras import private as _keras_private
 from isotrain.core.contracts import events as events
 from isotrain.core.contracts.backend.adapter import Adapter as Adapter
 from isotrain.core.contracts.backend.adapter_protocols import RECORDED as RECORDED
+from isotrain.core.contracts.backend.adapter_protocols import AbstractBackend as AbstractBackend
 from isotrain.core.contracts.backend.adapter_protocols import (
     FullyShardedBackend as FullyShardedBackend,
 )

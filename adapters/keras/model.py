@@ -110,6 +110,7 @@ def build_model(
     framework: str,
     scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     recomputed: Recomputed = keras.remat,
+    has_values: bool = True,
 ) -> Any:
     """Calls the spec's model function with initial weights that depend on the seed alone.
 
@@ -120,6 +121,8 @@ def build_model(
             global state is reset before it is entered.
         recomputed: Turns a function of tensors into one whose activations are recomputed in the backward
             pass (activation checkpointing).
+        has_values: Whether weights have values; else the framework makes them, in a context in which they
+            take no memory.
 
     Raises:
         SpecError: The function returned a Keras model that is not fully built or trains in float8, `freeze`
@@ -129,7 +132,8 @@ def build_model(
     builder = resolve_for_framework(spec.model, framework, "model")
     keras.utils.clear_session(free_memory=False)
     configure_precision(spec.precision)  # clear_session has just reset it
-    with seeded_initial_weights(spec.seed), scope():
+    seeded = seeded_initial_weights(spec.seed) if has_values else contextlib.nullcontext()
+    with seeded, scope():
         model = builder(**spec.model_args)
         if isinstance(model, Mapping) and any(isinstance(m, keras.Layer) for m in model.values()):
             model = ModelDict(model)

@@ -165,6 +165,12 @@ class TorchAdapter(TcpParameterServer):
 
         return recorded_group.recorded_messages()
 
+    def without_values(self) -> AbstractContextManager[object]:
+        keras_backend.set_backend("torch")
+        from isotrain.adapters.torch.base.without_values import WithoutValues
+
+        return WithoutValues()
+
     def start_updates(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> dict[str, ReplicaGroup]:

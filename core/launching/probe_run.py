@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.backend.adapter_protocols import RECORDED
+from isotrain.core.contracts.backend.adapter_protocols import ABSTRACT, RECORDED
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import Plan
@@ -34,12 +34,19 @@ def probe_run(
     Raises:
         RunFailedError: The data cannot be loaded or the model cannot be built; says why.
     """
-    if resolved_spec.spec.device == "gpu":  # the plan may be one for hosts elsewhere
+    resolved_spec, plan = plan_here(resolved_spec, backend, replicas)
+    return _run_in_temporary_folder(work, resolved_spec, plan)
+
+
+def plan_here(
+    resolved_spec: ResolvedSpec, backend: str, replicas: int | None
+) -> tuple[ResolvedSpec, Plan]:
+    """Plan of a spec, which may be one for GPUs elsewhere, on the devices of this machine; and its spec."""
+    if resolved_spec.spec.device == "gpu":
         resolved_spec = ResolvedSpec(
             resolved_spec.spec.replace(device="auto"), resolved_spec.plugins
         )
-    plan = make_plan(resolved_spec, backend=backend, replicas=replicas)
-    return _run_in_temporary_folder(work, resolved_spec, plan)
+    return resolved_spec, make_plan(resolved_spec, backend=backend, replicas=replicas)
 
 
 class _RankZeroLauncher(LocalLauncher):
@@ -48,25 +55,33 @@ class _RankZeroLauncher(LocalLauncher):
     _started_ranks = 1
 
 
-def probe_rank_zero(work: Work, resolved_spec: ResolvedSpec, plan: Plan) -> Any:
+def probe_rank_zero(
+    work: Work, resolved_spec: ResolvedSpec, plan: Plan, *, with_values: bool = True
+) -> Any:
     """Runs `work` on rank 0 of a plan, alone and on CPUs, and returns its return value.
 
     Args:
         work: Function of a session.
         resolved_spec: Spec of the plan.
         plan: Plan of any number of processes and hosts; its backend is a `RecordingBackend`.
+        with_values: Whether large tensors have values; those without take no memory, for which the backend
+            is an `AbstractBackend`.
 
     Raises:
-        RunFailedError: The work failed; says why.
+        RunFailedError: The work failed, as where it reads values that are not there; says why.
     """
     adapter, spec = resolved_spec.plugins.backend(plan.backend), resolved_spec.spec
+    if not with_values:  # what captures or compiles steps reads them
+        resolved_spec = ResolvedSpec(
+            spec.replace(capture=False, compile=False), resolved_spec.plugins
+        )
     threads = hardware.cores()
     on_cpu = replace(
         plan,
         device="cpu",
         launcher=LOCAL,
         launcher_options={},
-        collective=RECORDED,
+        collective=RECORDED if with_values else ABSTRACT,
         threads=threads,
         start_method=resolve_start_method(adapter, LOCAL, spec, "cpu"),
         environment_variables=adapter.environment_variables(

@@ -8,7 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from isotrain.core.contracts.backend.adapter_protocols import Message, RecordingBackend
+from isotrain.core.contracts.backend.adapter_protocols import (
+    AbstractBackend,
+    Message,
+    RecordingBackend,
+)
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.strategy import Strategy
@@ -101,6 +105,15 @@ class Collective:
         if self.hosts > 1:
             rate = min(rate, card.network_rate * max(1, self.processes // self.hosts))
         return self.sent_bytes / rate
+
+
+def may_lack_values(resolved_spec: ResolvedSpec, plan: Plan) -> bool:
+    """Whether the model of a plan can be measured without values, and so without memory, for its weights.
+
+    In pipelines the layers are timed, by which they are assigned to stages.
+    """
+    adapter = resolved_spec.plugins.backend(plan.backend)
+    return isinstance(adapter, AbstractBackend) and STAGE not in plan.device_mesh.sizes
 
 
 def counting_obstacle(resolved_spec: ResolvedSpec, plan: Plan) -> str | None:

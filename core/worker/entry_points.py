@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.contracts.backend.adapter_protocols import RECORDED
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.errors import IsotrainError, NotANumberError
 from isotrain.core.launching.run_directory.run_directory import last_weights_file, last_weights_path
@@ -26,6 +27,11 @@ from isotrain.core.worker.fit import fit
 LOST_WEIGHTS = "lost_weights"
 """Key beside a result: why the weights could not be written; None if they were."""
 
+_WITHOUT_VALUES = (
+    "model: planned without values, so that it takes no memory: whether loss, metrics and transform fit"
+    " several replicas is seen when the run starts"
+)
+"""Plan note on checks that read values."""
 _SAVE_INTERVAL_SECONDS = 30.0
 _LATE_STEP = 1 << 20
 """Index of a step after which no phase of a strategy begins."""
@@ -33,6 +39,7 @@ _LATE_STEP = 1 << 20
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from isotrain.core.contracts.backend.group_hooks import PassCosts
     from isotrain.core.data.batch import Batch, Slice
     from isotrain.core.pipeline.profile import LayerCost
     from isotrain.core.session.session import Session
@@ -150,11 +157,20 @@ def measure_model(session: Session) -> dict[str, Any]:
     is_pipeline = STAGE in plan.device_mesh.sizes
     layers: Sequence[LayerCost] = ()
     sample_costs: dict[str, float] | None = None
-    refusals = session.refusals()
     notes, refuses_single_sample = session.setup_notes(), None
-    if (batch := session.next_batch()) is not None:
-        if session.tries_metrics:
+    refusals: dict[str, str] = {}
+    batch = session.next_batch()
+    try:
+        refusals = session.refusals()
+        if batch is not None and session.tries_metrics:
             session.try_metrics(batch)
+    except IsotrainError:
+        raise
+    except Exception:
+        if plan.collective != RECORDED:
+            raise
+        notes.append(_WITHOUT_VALUES)
+    if batch is not None:
         if is_pipeline and session.is_main:  # one process alone, for undisturbed timings
             from isotrain.core.contracts.backend.group_protocols import PipelineGroup
             from isotrain.core.contracts.backend.protocol_checks import require
@@ -165,7 +181,7 @@ def measure_model(session: Session) -> dict[str, Any]:
         is_split = (
             plan.device_mesh.positions_per_replica > 1 or plan.parallel_layout == "fully-sharded"
         )
-        costs = None if is_split else session.group.pass_costs(batch)
+        costs = None if is_split else _step_costs(session, batch)
         if costs is not None:
             sample_costs = asdict(costs * (1 / batch.slices[0][0].count))
     return {
@@ -181,6 +197,27 @@ def measure_model(session: Session) -> dict[str, Any]:
         "refused": refusals,
         "notes": notes,
     }
+
+
+def _step_costs(session: Session, batch: Batch) -> PassCosts | None:
+    """Costs of the passes of the first slice: those of one update after the other; None if unknown.
+
+    An update that is made every n-th step counts with an n-th of its operations, and all of its memory.
+    """
+    from isotrain.core.contracts.backend.group_hooks import PassCosts
+
+    sections = session.spec.updates or {}
+    found = []
+    for name, group in session.group.updates.items():
+        costs = group.pass_costs(batch)
+        if costs is None:
+            return None
+        found.append((costs, sections[name].every if name in sections else 1))
+    return PassCosts(
+        max(costs.peak_bytes for costs, _ in found),
+        sum(costs.flops / every for costs, every in found),
+        sum(costs.moved_bytes / every for costs, every in found),
+    )
 
 
 def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...], bool]] | None:

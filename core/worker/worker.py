@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -165,11 +166,22 @@ def run_job_in_worker(
     Returns:
         The return value of the job's function; None in a process that has no session.
     """
+    from isotrain.core.contracts.backend.adapter_protocols import (
+        ABSTRACT,
+        RECORDED,
+        AbstractBackend,
+    )
+    from isotrain.core.contracts.backend.protocol_checks import require
     from isotrain.core.json_format import json_page
     from isotrain.core.session.member_session import MemberSession
     from isotrain.core.session.weights.initial_weights import REPORT_FILE
     from isotrain.core.system.files import atomic_write
 
+    if job.plan.collective == ABSTRACT:
+        recorded = replace(job, plan=replace(job.plan, collective=RECORDED))
+        adapter = resolved_spec.plugins.backend(job.plan.backend)
+        with require(adapter, AbstractBackend).without_values():
+            return run_job_in_worker(recorded, resolved_spec, context, reporter, on_ready)
     forward_warnings(reporter)
     if context.joins:
         return _elastic_run(job, resolved_spec, context, reporter).run()

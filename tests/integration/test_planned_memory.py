@@ -111,6 +111,33 @@ def test_of_several_replicas_each_has_the_activations_of_its_samples() -> None:
     assert plan.activation_bytes == pytest.approx(allocated, rel=0.1)
 
 
+@pytest.mark.features
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
+def test_of_several_updates_the_largest_is_planned(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """They are computed one after the other, and each again."""
+    monkeypatch.setenv("TF_CPU_ALLOCATOR_USE_BFC", "true")
+    whole = portable_memory.SPECS["dense"]
+    updates = {
+        "first": {"weights": ["*/dense/*", "*/dense_1/*", "*/dense_2/*"]},
+        "last": {"weights": "*/dense_3/*", "every": 2},
+    }
+    spec = {**whole, "updates": updates}
+    plans = [
+        api.gpu_plan(each, hosts=1, gpus_per_host=1, gpu="h100", backend=backend, quiet=True)
+        for each in (whole, spec)
+    ]
+    run = try_run(ALLOCATED[backend], spec, backend, 1)
+    assert run.failure is None, run.failure
+    assert plans[1].plan.activation_bytes == pytest.approx(run.returned[0], rel=0.1)
+    bounds = [each.bounds for each in plans]
+    assert bounds[0] is not None
+    assert bounds[1] is not None
+    # half of the steps have a second forward pass, a third of the whole
+    assert bounds[0].compute < bounds[1].compute < 1.5 * bounds[0].compute
+
+
 @pytest.mark.slow
 def test_recomputation_is_planned() -> None:
     plain, recomputed = (

@@ -35,10 +35,13 @@ def pass_costs(
     handles = [weight.register_hook(live.leave_out) for weight in weights]
     try:
         with private_api.fake_tensors() as mode:
-            batch = [
-                filled(tree, map(mode.from_tensor, leaves(tree))) for tree in (inputs, targets)
-            ]
-            state = [mode.from_tensor(tensor) for tensor in (*weights, *others)]
+
+            def fake(tensor: torch.Tensor) -> torch.Tensor:
+                """The tensor without values, in its shape."""
+                return tensor if private_api.is_fake(tensor) else mode.from_tensor(tensor)
+
+            batch = [filled(tree, map(fake, leaves(tree))) for tree in (inputs, targets)]
+            state = [fake(tensor) for tensor in (*weights, *others)]
             for tensor in (*leaves(batch), *state):
                 live.leave_out(tensor)
             with live:

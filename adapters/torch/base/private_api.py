@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -328,11 +329,43 @@ def _probe_tracing() -> None:
     require(shapes == [(3, 1)] * 2, "the shapes of results in `tensor_meta`")
 
 
+@functools.cache
 def fake_tensors() -> Any:
-    """Context in which tensors have shapes and no values, and `from_tensor` makes one of a tensor."""
+    """Context in which tensors have shapes and no values, and `from_tensor` makes one of a tensor.
+
+    It is one for the process, since torch does not mix tensors of several.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # else the mode refers to parameters, which `nn.Module.to` then refuses to change
+    mode.fake_tensor_converter.set_tensor_memo = lambda tensor, fake: None
+    return mode
+
+
+def is_fake(tensor: object) -> bool:
+    """Whether it is a tensor, of any shape, that has no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def ddp_buckets(weights: Sequence[torch.Tensor], limits: Sequence[int]) -> list[list[torch.Tensor]]:
+    """Buckets that DistributedDataParallel makes of gradients.
+
+    Args:
+        weights: Weights, any shapes, in the order of their gradients.
+        limits: Sizes in bytes at which the first bucket, the second and so on are closed; the last one
+            holds for all others.
+    """
+    found, _ = torch.distributed._compute_bucket_assignment_by_size(list(weights), list(limits))
+    return [[weights[index] for index in indices] for indices in found]
+
+
+def _probe_ddp_buckets() -> None:
+    weights = [torch.zeros(size) for size in (1, 3, 1, 1, 4)]
+    sizes = [list(map(len, bucket)) for bucket in ddp_buckets(weights, [4, 8])]
+    require(sizes == [[1], [3], [1, 1], [4]], "buckets that are closed at their limits")
 
 
 def process_group_name(group: torch.distributed.ProcessGroup) -> str:
@@ -346,6 +379,9 @@ def _probe_fake_tensors() -> None:
         fake = mode.from_tensor(weight)
         require(mode.from_tensor(weight) is fake, "one fake tensor for a tensor")
         product = fake @ torch.ones(3, 5)
+        linear = nn.Linear(3, 2)
+    require(is_fake(product) and not is_fake(weight), "a type of their own")
+    require(linear.double().weight.dtype == torch.float64, "modules whose dtype can be changed")
     require(product.shape == (2, 5), "shapes of results")
     require(product.untyped_storage().nbytes() == product.nbytes, "sizes of their storage")
 
@@ -460,6 +496,7 @@ PROBES = (
     PrivateApiProbe("_dynamo.eval_frame.OptimizedModule", _probe_compiled_module),
     PrivateApiProbe("fx.experimental.proxy_tensor and _guards", _probe_tracing),
     PrivateApiProbe("_subclasses.fake_tensor.FakeTensorMode", _probe_fake_tensors),
+    PrivateApiProbe("distributed._compute_bucket_assignment_by_size", _probe_ddp_buckets),
     PrivateApiProbe("fx.experimental.proxy_tensor's error", _probe_value_read_error),
     PrivateApiProbe("_C._functorch.peek_interpreter_stack", _probe_vmap),
     PrivateApiProbe("OpOverload._schema", _probe_schema),

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from isotrain.adapters.torch.base import private_api
 from isotrain.plugin import IsotrainError
 
 
@@ -138,5 +139,6 @@ def restored_after(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
-                if tensor.layout != torch.strided or not torch.equal(tensor, value):
+                has_values = tensor.layout == torch.strided and not private_api.is_fake(tensor)
+                if not has_values or not torch.equal(tensor, value):
                     fill(tensor, value)

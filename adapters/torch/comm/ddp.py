@@ -22,6 +22,7 @@ from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.gpu import replica_device
 from isotrain.adapters.torch.base.initial_broadcast import broadcast_initial_values
 from isotrain.adapters.torch.comm.base import Wait
+from isotrain.adapters.torch.comm.bucketed_module import BucketedModule
 from isotrain.adapters.torch.comm.loss_in_gradients import LossInGradients
 from isotrain.adapters.torch.comm.powersgd import PowerSGD
 from isotrain.adapters.torch.comm.process_group import (
@@ -43,10 +44,13 @@ from isotrain.plugin import (
 )
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
+_CAP = "bucket_cap_mb"
 _BUCKETS_REBUILT = "buckets_rebuilt"
 _POWERSGD = "powersgd/"
 _BUCKET_MIB = 1
 """Size (MiB) at which DistributedDataParallel closes its first bucket, unless `bucket_cap_mb` is less."""
+_LATER_MIB = 25
+"""Size (MiB) at which it closes the others, unless `bucket_cap_mb` is set, which then holds for all."""
 _NO_BROADCAST: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False,
     "init_sync": False,
@@ -136,7 +140,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
             at_end=in_ready_order,
         )
         # Two terms have no order; for more, sums shall have the order of a hand-written loop.
-        first_bucket_mib = min(_BUCKET_MIB, self._options.get("bucket_cap_mb", _BUCKET_MIB))
+        first_bucket_mib = min(_BUCKET_MIB, self._options.get(_CAP, _BUCKET_MIB))
         self._loss_in_gradients = (
             self.replicas <= 2
             or self._device.type != "cpu"
@@ -144,8 +148,13 @@ class DDPCommunicator(ProcessGroupCommunicator):
                 in_ready_order and self._loss.keeps_summation_order(self.replicas, first_bucket_mib)
             )
         )
+        module = self._loss if self._loss_in_gradients else trainer.loss_module
+        if any(map(private_api.is_fake, trainer.trainable.values())):
+            limits = [self._options[_CAP]] if _CAP in self._options else [_BUCKET_MIB, _LATER_MIB]
+            self.module = BucketedModule(module, limits, in_ready_order=in_ready_order)
+            return
         self.module = _DDPNamingUnused(
-            self._loss if self._loss_in_gradients else trainer.loss_module,
+            module,
             device_ids=None if self._device.type == "cpu" else [self._device],
             **_NO_BROADCAST,
             **self._options,
@@ -185,6 +194,8 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return wait
 
     def wait_gradients(self) -> None:
+        if isinstance(self.module, BucketedModule):
+            self.module.all_reduce()
         self._loss_mean = self._loss.pop_mean()
         self._has_rebuilt_buckets = self._is_reduced = True
         if self._expects_all:

@@ -643,6 +643,7 @@ class TorchReplicaGroup(ReplicaGroup):
         if self._takes_step:  # it may communicate
             return None
         micro_batch = batch.slices[0][0]
+        self.trainer.begin_step()
         weights = [each for each in self.trainer.trainable.values() if each.requires_grad]
         with self.preserving_training_state(), self.trainer.step.alone(), self.trainer.eagerly():
             self.trainer.step.set_slice(micro_batch)

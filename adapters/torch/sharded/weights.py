@@ -311,7 +311,7 @@ class ShardedWeights:
         vector = self._flat_shards(unit, gradients, deviates)
         gradients.clear()
         result = self._communicator.reduce_scatter(vector, self._sizes(unit), self._shard_groups)
-        return result[:-1], not result[-1]
+        return result[:-1], _none_deviates(result[-1])
 
     def _require_agreement(self, call: CollectiveCall, index: int) -> None:
         """Checks that all replicas have to make a call; `index` is that of the weight that an error names."""
@@ -347,7 +347,8 @@ class ShardedWeights:
         flat = _flat([*shards, shards[0].new_tensor(deviates)])
         sizes = self._sizes(unit)
         gathered = self._communicator.all_gather_shards(flat, sizes, self._shard_groups)
-        return gathered, not torch.stack([each[-1] for each in gathered.split(sizes)]).any()
+        flags = torch.stack([each[-1] for each in gathered.split(sizes)])
+        return gathered, _none_deviates(flags)
 
     def _split_unit(self, number: int, gathered: torch.Tensor) -> list[torch.Tensor]:
         """The weights of a unit, in their shapes, from the vector of `_all_gather_unit`."""
@@ -395,6 +396,11 @@ class ShardedWeights:
         flag = tensors[0].new_tensor(deviates)
         by_replica = ([*shards, flag] for shards in zip(*by_weight, strict=True))
         return _flat(shard for shards in by_replica for shard in shards)
+
+
+def _none_deviates(flags: torch.Tensor) -> bool:
+    """Whether flags of any shape are 0; flags without values are those of this process alone."""
+    return private_api.is_fake(flags) or not flags.any()
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from isotrain.adapters.common import spec_components
 from isotrain.adapters.common.objective import frozen_specs
 from isotrain.adapters.keras import backend as keras_backend
+from isotrain.adapters.torch.base.without_values import WithoutValues
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer, UpdateSwitch
 from isotrain.adapters.torch.trainer.modules import ModelDict, without_wrappers
 from isotrain.adapters.torch.trainer.native import NativeTrainer
@@ -128,7 +129,9 @@ def _build_seeded(spec: TrainingSpec, function: Callable[..., Any]) -> Any:
     keras_private.set_class_loss(class_loss)
     keras_private.refuse_wrong_classes(require_all)
     torch.manual_seed(spec.seed)
-    return keras_model.build_model(spec, "torch", recomputed=recomputed)
+    return keras_model.build_model(
+        spec, "torch", recomputed=recomputed, has_values=not WithoutValues.is_entered
+    )
 
 
 def _call_seeded(spec: TrainingSpec, function: Callable[..., Any]) -> Any:

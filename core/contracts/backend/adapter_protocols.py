@@ -173,6 +173,21 @@ class RecordingBackend(Protocol):
         """Context that gives the messages of this process since it was entered. Local."""
 
 
+ABSTRACT = "abstract"
+"""Collective by which an `AbstractBackend` plans: as `RECORDED`, and large tensors have no values."""
+
+
+@runtime_checkable
+class AbstractBackend(Protocol):
+    """`RecordingBackend` whose models can be built and trained without memory for their weights."""
+
+    def without_values(self) -> AbstractContextManager[object]:
+        """Context in which large tensors that are made have shapes and no values. Local.
+
+        A run, its steps included, takes place in it. Reading a value of such a tensor raises an error.
+        """
+
+
 BACKEND_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     ParameterServerBackend: frozenset({Capability.PARAMETER_SERVER_STEP}),
     PipelineBackend: frozenset({Capability.PIPELINE_STEP}),
@@ -180,5 +195,6 @@ BACKEND_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     TensorParallelBackend: frozenset(),
     NamedUpdatesBackend: frozenset(),
     RecordingBackend: frozenset(),
+    AbstractBackend: frozenset(),
 }
 """Protocol to the capabilities that an adapter declares with it."""
