@@ -3,6 +3,10 @@
     PYTHONPATH=tests:. python -m benchmarks.links                 # 2 hosts of 2 replicas
     PYTHONPATH=tests:. python -m benchmarks.links --model vgg --hosts 4 --slots 1 --accumulate 8 \\
         --strategy data-parallel --strategy pipeline,stages=4
+    PYTHONPATH=tests:. python -m benchmarks.links --digits --slots 1 --steps 1008 --mbit 10000 \\
+        --strategy data-parallel --strategy diloco,every=56,bits=4
+
+With `--digits` it learns the digits of scikit-learn, and prints the accuracy on others after all steps.
 
 Hosts are network namespaces, which takes root, with links of `--mbit`. Bytes are those that left a host by
 its interface, the mean of all hosts, as the kernel has counted them; beside them what the plan predicts for
@@ -28,6 +32,7 @@ import numpy as np
 
 import isotrain
 from isotrain.core.cli.argument_types import name_with_options
+from isotrain.testing import digits
 
 STRATEGIES = ("data-parallel", "hierarchical", "local-sgd,every=8")
 _CLASSES = 10
@@ -75,8 +80,52 @@ def transformer() -> Any:
     return Model(inputs, outputs)
 
 
+def cnn() -> Any:
+    """Convolutions and dense layers for images of digits, with 1.1 million weights."""
+    from keras import Input, Sequential, layers
+
+    model = Sequential([Input((8, 8, 1))])
+    for number, channels in enumerate((16, 32)):
+        model.add(layers.Conv2D(channels, 3, padding="same", activation="relu", name=f"c{number}"))
+    model.add(layers.Flatten(name="flat"))
+    model.add(layers.Dense(512, "relu", name="hidden"))
+    model.add(layers.Dense(_CLASSES, name="head"))
+    return model
+
+
+def rows_transformer() -> Any:
+    """Transformer of four blocks with 0.8 million weights, for the rows of images of digits."""
+    from keras import Input, Model, layers
+
+    inputs = Input((8, 8))
+    x = layers.Dense(128, name="pixels")(inputs)
+    for number in range(4):
+        y = layers.LayerNormalization(name=f"norm{number}_0")(x)
+        x = x + layers.MultiHeadAttention(4, 32, name=f"attention{number}")(y, y)
+        y = layers.LayerNormalization(name=f"norm{number}_1")(x)
+        y = layers.Dense(512, "relu", name=f"wide{number}")(y)
+        x = x + layers.Dense(128, name=f"narrow{number}")(y)
+    outputs = layers.Dense(_CLASSES, name="head")(layers.Flatten(name="flat")(x))
+    return Model(inputs, outputs)
+
+
 MODELS = {"mlp": (mlp, (64,)), "vgg": (vgg, (32, 32, 3)), "transformer": (transformer, (16, 256))}
 """Model functions by name, each with the shape of a sample."""
+
+
+OF_DIGITS = {
+    "mlp": (mlp, (64,)),
+    "cnn": (cnn, (8, 8, 1)),
+    "transformer": (rows_transformer, (8, 8)),
+}
+"""The same for the images of digits."""
+
+
+def digit_images(shape: Sequence[int]) -> isotrain.DataSet:
+    """Images of digits, float32 of this shape, and labels: every second one is for the evaluation."""
+    images, labels = digits.images()
+    inputs = images.astype(np.float32).reshape((-1, *shape))
+    return isotrain.DataSet((inputs[1::2], labels[1::2]), (inputs[::2], labels[::2]))
 
 
 def data(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -96,6 +145,7 @@ class Sizes:
         steps: Number of steps that are measured.
         batch: Samples of a global batch.
         accumulate: Micro-batches of each.
+        digits: Whether to learn the images of digits, from the first step on.
     """
 
     model: str = "mlp"
@@ -103,10 +153,16 @@ class Sizes:
     steps: int = 16
     batch: int = 32
     accumulate: int = 1
+    digits: bool = False
 
     def spec(self, strategy: str) -> dict[str, Any]:
         """The spec of one run."""
-        model, shape = MODELS[self.model]
+        model, shape = (OF_DIGITS if self.digits else MODELS)[self.model]
+        learning = {
+            "data": digit_images,
+            "metrics": ["accuracy"],
+            "optimizer": {"name": "adam", "lr": 0.0009765625},
+        }
         return {
             "name": "links",
             "model": model,
@@ -120,6 +176,7 @@ class Sizes:
             "strategy": name_with_options(strategy),
             "threads": 1,
             "device": "cpu",
+            **(learning if self.digits else {}),
         }
 
 
@@ -132,12 +189,14 @@ class Row:
         sent: Bytes that left a host in a step.
         predicted: Bytes of the plan; None: it tells nothing of hosts.
         seconds: Duration of a step.
+        accuracy: Part of the images of digits that are told right; None where it learns none.
     """
 
     strategy: str
     sent: float
     predicted: float | None
     seconds: float
+    accuracy: float | None
 
 
 def measured(network: Any, slots: int, strategies: Sequence[str], sizes: Sizes) -> list[Row]:
@@ -175,12 +234,12 @@ def _take_part(strategies: Sequence[str], sizes: Sizes) -> None:
         Path(_JOB).write_text(json.dumps(rows))
 
 
-def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float]:
+def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float, float | None]:
     """The rest of a row."""
 
-    def work(session: isotrain.Session) -> tuple[float, float, float | None]:
+    def work(session: isotrain.Session) -> tuple[float, float, float | None, float | None]:
         batches = session.batches()
-        for _ in range(_WARM_STEPS):
+        for _ in range(0 if sizes.digits else _WARM_STEPS):
             session.step(next(batches))
         session.barrier()
         began, before = time.monotonic(), _sent()
@@ -188,7 +247,8 @@ def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float]:
             session.step(next(batches))
         session.barrier()
         sent, seconds = _sent() - before, time.monotonic() - began
-        return sent / sizes.steps, seconds / sizes.steps, _predicted(session.plan)
+        accuracy = session.evaluate()["accuracy"] if sizes.digits else None
+        return sent / sizes.steps, seconds / sizes.steps, _predicted(session.plan), accuracy
 
     with TemporaryDirectory() as folder:
         found = isotrain.launch(
@@ -198,8 +258,8 @@ def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float]:
             output=Path(folder) / "run",
             on_event=lambda event: None,
         )
-    sent, seconds, predicted = zip(*found, strict=True)
-    return statistics.mean(sent), predicted[0], max(seconds)
+    sent, seconds, predicted, accuracy = zip(*found, strict=True)
+    return statistics.mean(sent), predicted[0], max(seconds), accuracy[0]
 
 
 def _predicted(plan: isotrain.Plan) -> float | None:
@@ -228,7 +288,8 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=2, help="processes of each host")
     parser.add_argument("--mbit", type=int, default=100)
     parser.add_argument("--strategy", action="append", help=f"default: {', '.join(STRATEGIES)}")
-    parser.add_argument("--model", choices=MODELS, default=Sizes.model)
+    parser.add_argument("--model", choices=sorted({*MODELS, *OF_DIGITS}), default=Sizes.model)
+    parser.add_argument("--digits", action="store_true", help="learn digits")
     parser.add_argument("--backend", default=Sizes.backend)
     parser.add_argument("--steps", type=int, default=Sizes.steps)
     parser.add_argument("--batch", type=int, default=Sizes.batch)
@@ -241,7 +302,12 @@ def main() -> None:
         return
     from cluster.network import Network
 
-    sizes = Sizes(given.model, given.backend, given.steps, given.batch, given.accumulate)
+    sizes = Sizes(
+        given.model, given.backend, given.steps, given.batch, given.accumulate, given.digits
+    )
+    available = OF_DIGITS if given.digits else MODELS
+    if given.model not in available:
+        parser.error(f"--model: expected one of {', '.join(available)}, received {given.model}")
     names = [f"node{number}" for number in range(1, given.hosts + 1)]
     with TemporaryDirectory(dir="/tmp") as folder, Network(Path(folder), names) as network:
         network.shape(given.mbit)
@@ -250,13 +316,19 @@ def main() -> None:
 
 
 def _print(rows: Sequence[Row]) -> None:
-    print("| strategy | left a host, MB a step | predicted | step, ms | times as fast |")
-    print("|---|---|---|---|---|")
+    print(
+        "| strategy | left a host, MB a step | predicted | times less | step, ms | times as fast | accuracy |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
         predicted = "" if row.predicted is None else f"{row.predicted / 1e6:.3f}"
-        faster = rows[0].seconds / row.seconds
-        cells = (row.strategy, f"{row.sent / 1e6:.3f}", predicted, f"{row.seconds * 1e3:.0f}")
-        print(f"| {' | '.join(cells)} | {faster:.1f} |")
+        accuracy = "" if row.accuracy is None else f"{row.accuracy:.3f}"
+        less, faster = rows[0].sent / row.sent, rows[0].seconds / row.seconds
+        cells = (
+            *(row.strategy, f"{row.sent / 1e6:.3f}", predicted, f"{less:.1f}"),
+            *(f"{row.seconds * 1e3:.1f}", f"{faster:.1f}", accuracy),
+        )
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
