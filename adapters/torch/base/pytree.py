@@ -36,6 +36,11 @@ def filled(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
     return tree
 
 
+def row_count(tree: Any) -> int:
+    """Size of the first axis of a pytree's first tensor, shape `[rows, ...]`."""
+    return next(leaves(tree)).shape[0]
+
+
 def emptied(tree: Any) -> Any:
     """Pytree of the same structure that keeps no tensor alive."""
     return filled(tree, itertools.repeat(_EMPTY))

@@ -15,7 +15,7 @@ from torch.nn import functional
 from isotrain.adapters.common.sample_draws import DrawKeys
 from isotrain.adapters.common.step_context import CommonStepContext
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.base.pytree import leaves, signature
+from isotrain.adapters.torch.base.pytree import row_count, signature
 from isotrain.adapters.torch.base.sample_draws import TorchPassDraws
 from isotrain.adapters.torch.base.seeded_draws import RefusingSeededDraws
 from isotrain.plugin import Batch, Phase, Slice, TrainingSpec
@@ -64,7 +64,8 @@ class TorchStepContext(CommonStepContext):
         self._phase: Phase = "train"
         self._passes: Counter[Hashable] = Counter()
         self._step_word = 0
-        self._position = torch.zeros(2, dtype=torch.int32)
+        self._local_samples = 0, 0
+        self._position = torch.zeros(4, dtype=torch.int32)
 
     def connect(
         self, index: int, replicas: int, all_reduce: AllReduce, device: torch.device
@@ -93,16 +94,21 @@ class TorchStepContext(CommonStepContext):
         self._varies = batch.varying_widths
         self._phase = phase
         self._step_word = batch.step + (_FIRST_EVALUATION if phase == "evaluation" else 0)
+        if self.draw_keys is not None:
+            local = [each for each in batch.slices[0] if each.count]
+            self._local_samples = local[0].first if local else 0, sum(each.count for each in local)
 
     def set_slice(self, micro_batch: Slice) -> None:
         """Sets the slice that the objective computes next."""
         self._weight = micro_batch.weight if micro_batch.count else 0.0
         self._gathers = self._sums = 0
         if self.draw_keys is not None:
-            self._position.copy_(torch.tensor([self._step_word, micro_batch.first]))
+            self._position.copy_(
+                torch.tensor([self._step_word, micro_batch.first, *self._local_samples])
+            )
 
     def rows_of(self, inputs: Any) -> int:
-        return next(iter(leaves(inputs))).shape[0]
+        return row_count(inputs)
 
     def pass_draws(self, keys: DrawKeys, inputs: Any) -> TorchPassDraws:
         return TorchPassDraws(keys, self._position, self.rows_of(inputs), self._phase == "train")

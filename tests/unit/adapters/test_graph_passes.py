@@ -10,7 +10,9 @@ import torch
 from torch.fx import GraphModule
 from torch.nn import functional
 
+from isotrain.adapters.common.sample_draws import DrawKeys
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.sample_draws import TorchPassDraws
 from isotrain.adapters.torch.graph.passes import exact as exact_passes
 from isotrain.adapters.torch.graph.passes import fast as fast_passes
 
@@ -57,6 +59,30 @@ def test_a_mean_of_entropies_takes_two_operations(kind: torch.dtype) -> None:
     assert torch.equal(gradients[0], gradients[1])
     torch.testing.assert_close(losses[0], losses[2])
     torch.testing.assert_close(gradients[0], gradients[2])
+
+
+def test_draws_by_sample_are_computed_together() -> None:
+    """Except one that is common to all samples, and a large one."""
+    position = torch.tensor([5, 2], dtype=torch.int32)
+
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        draws = TorchPassDraws(DrawKeys(7), position, 4, True)
+        for width, large in ((3, 1), (6, 1), (3, 1 << 14)):
+            x = x * draws.bernoulli((4, width * large), 0.5, x.dtype)[:, :3]
+        return x * draws.uniform((), x.dtype) + draws.normal_like(x)
+
+    given = torch.randn(4, 3)
+    module, constants = simplified(dropped, given)
+    drawn = [each for each in operations(module) if "isotrain_random" in each]
+    assert drawn == [
+        "isotrain_random.integers_of_draws.default",
+        "isotrain_random.integers.default",
+        "isotrain_random.integers.default",
+        "isotrain_random.integers.default",
+    ]
+    for step in (5, 6):
+        position[0] = step
+        assert torch.equal(module(*constants, given), dropped(given))
 
 
 def by_choice(dropped: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -76,6 +76,19 @@ def test_splits_draw_the_rows_of_the_batch(name: str) -> None:
     assert torch.equal(whole, torch.cat(parts))
 
 
+def test_slices_of_a_step_get_their_rows_of_its_draws() -> None:
+    """Small draws are computed at once for all samples of the replica: here for 3 to 8, of two steps."""
+    for step in (5, 6):
+        for rows, first in ((4, 3), (2, 7), (3, 8), (6, 3)):
+            position = torch.tensor([step, first, 3, 6], dtype=torch.int32)
+            one, whole = (
+                TorchPassDraws(DrawKeys(7), position, rows, True),
+                draws_of(rows, first, step),
+            )
+            for width in (5, 1 << 14):
+                assert torch.equal(one.integers((rows, width)), whole.integers((rows, width)))
+
+
 def test_draws_differ() -> None:
     """Numbers of other seeds, steps, samples, draws and updates are others."""
     first, keys = draws_of(2), DrawKeys(7)

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.graph.passes.draws import merge_draws
 from isotrain.adapters.torch.graph.passes.nodes import aten, is_only_used_by
 
 _LIBRARY = torch.library.Library("isotrain", "DEF")
@@ -39,6 +40,7 @@ def simplify(
     graph = module.graph
     _seed_generators(module, generators)
     _drop_casts(graph)
+    merge_draws(graph)
     constants = _Constants(module)
     constants.fold()
     constants.fold_selects()
