@@ -1,14 +1,19 @@
-"""Bits that differ between runs with `reproducible: bits` on several numbers of replicas.
+"""Bits that differ between runs with `reproducible: bits` on several numbers of replicas, and what it costs.
 
     python benchmarks/same_bits.py --backend torch-ddp --replicas 1,2,3,4,8 --steps 200
+    python benchmarks/same_bits.py --backend torch-ddp --replicas 1,2 --steps 200 --cost 7
 
 A row for each model: the bits of losses, metrics, weights and optimizer state that differ in pairs of runs.
+Or, with `--cost ROUNDS`, the processor time of a step on all replicas, with `reproducible: bits` and with as
+many micro-batches by `gradient_accumulation_steps`, both with random layers by sample: medians of interleaved
+runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import time
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,10 @@ import numpy as np
 import isotrain
 
 MODELS = ("mlp", "cnn", "transformer", "lstm")
+PARTS = 8
+"""Parts of a global batch by default, and micro-batches of what a step is compared with."""
+WARM_UP = 80
+"""Steps before those whose time counts: graphs are captured, and both batch sizes of an epoch have come."""
 
 
 def data() -> Any:
@@ -84,6 +93,50 @@ def differing_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> 
     return sum((int.from_bytes(a) ^ int.from_bytes(b)).bit_count() for a, b in pairs)
 
 
+def processor_time(session: isotrain.Session) -> float:
+    """Processor time of a step on this rank, in milliseconds."""
+    batches = session.batches()
+    for batch in itertools.islice(batches, WARM_UP):
+        session.step(batch)
+    start = time.process_time()
+    measured = 0
+    for batch in batches:
+        session.step(batch)
+        measured += 1
+    return (time.process_time() - start) / measured * 1e3
+
+
+def print_costs(chosen: argparse.Namespace) -> None:
+    """Prints the processor time of a step with and without `reproducible`, for each number of replicas."""
+    print(
+        "| model | backend | replicas | bits, ms | micro-batches, ms | ratio | smallest and largest |"
+    )
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for kind in chosen.models.split(","):
+        fields = spec(kind, WARM_UP + chosen.steps)
+        for replicas in map(int, chosen.replicas.split(",")):
+            others = {"reproducible": None, "threads": 1}
+            others["gradient_accumulation_steps"] = PARTS // replicas
+            rounds = [
+                [
+                    sum(launched(processor_time, each, chosen.backend, replicas))
+                    for each in (fields, fields | others)
+                ]
+                for _ in range(chosen.cost)
+            ]
+            bits, micro_batches = np.median(rounds, axis=0)
+            ratios = sorted(one / other for one, other in rounds)
+            cells = [kind, chosen.backend, replicas, f"{bits:.2f}", f"{micro_batches:.2f}"]
+            cells += [f"{np.median(ratios):.2f}", f"{ratios[0]:.2f} {ratios[-1]:.2f}"]
+            print("|", " | ".join(map(str, cells)), "|", flush=True)
+
+
+def launched(work: Any, fields: dict[str, Any], backend: str, replicas: int) -> list[Any]:
+    """Return values of the work on each rank."""
+    quiet: dict[str, Any] = {"on_event": lambda event: None}
+    return isotrain.launch(work, fields, backend=backend, replicas=replicas, **quiet)
+
+
 def main() -> None:
     """Runs the models and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -91,21 +144,18 @@ def main() -> None:
     parser.add_argument("--replicas", default="1,2,3,4,8", help="numbers of replicas")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--cost", type=int, metavar="ROUNDS", help="measure time, not bits")
     chosen = parser.parse_args()
+    if chosen.cost:
+        print_costs(chosen)
+        return
     counts = [int(count) for count in chosen.replicas.split(",")]
     print("| model | backend | replicas | steps | numbers | pairs of runs | differing bits |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for kind in chosen.models.split(","):
         results = []
         for count in counts:
-            ranks = isotrain.launch(
-                trained,
-                spec(kind, chosen.steps),
-                backend=chosen.backend,
-                replicas=count,
-                on_event=lambda event: None,
-            )
-            results += [ranks[0]]
+            results += launched(trained, spec(kind, chosen.steps), chosen.backend, count)[:1]
         pairs = list(itertools.combinations(results, 2))
         bits = sum(differing_bits(*pair) for pair in pairs)
         numbers = sum(array.size for array in results[0].values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from integration.session_specs import spec
 
 import isotrain
 from isotrain.core.contracts.backend import tree_sum
+from isotrain.core.data.sampler import slice_bounds
 from isotrain.core.errors import SpecError
 from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
@@ -205,6 +207,39 @@ def test_torch_has_the_same_bits(
     cases: dict[str, Any], backend: str, counts: tuple[int, ...]
 ) -> None:
     _require_same_bits(cases, backend, counts)
+
+
+def trained_with_a_disagreement(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
+    """As `trained`; the faster graph of one of the parts of a batch, the fifth, does not agree with Keras."""
+    from isotrain.adapters.torch.graph.replay import GraphCache
+
+    first = slice_bounds(8, session.replicas, session.rank)[0]
+    agrees, calls = GraphCache.agrees_with_faster, itertools.count(first)
+
+    def disagree(cache: GraphCache, inputs: Any, targets: Any) -> bool:
+        return agrees(cache, inputs, targets) and next(calls) != 4
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraphCache, "agrees_with_faster", disagree)
+        return trained(session)
+
+
+@pytest.mark.slow
+@pytest.mark.features
+@pytest.mark.kernels
+def test_replicas_replay_faster_graphs_together() -> None:
+    """They round otherwise: where one part does not agree with Keras, no replica replays them."""
+    case = {"mlp": CASES["mlp"] | {"global_batch_size": 16, "epochs": 2}}
+    faster, alone, together = (
+        launched_in_turn(case, work, "torch-ddp", replicas)[0]["mlp"]
+        for work, replicas in (
+            (trained, 1),
+            (trained_with_a_disagreement, 1),
+            (trained_with_a_disagreement, 3),
+        )
+    )
+    assert not differing(alone, together)
+    assert differing(faster, alone)
 
 
 @pytest.mark.slow

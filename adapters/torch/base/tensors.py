@@ -137,8 +137,13 @@ def restored_after(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                has_values = tensor.layout == torch.strided and not private_api.is_fake(tensor)
-                if not has_values or not torch.equal(tensor, value):
-                    fill(tensor, value)
+        restore(tensors, before)
+
+
+def restore(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copies values back into those of the tensors, of any shape, that have changed."""
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            has_values = tensor.layout == torch.strided and not private_api.is_fake(tensor)
+            if not has_values or not torch.equal(tensor, value):
+                fill(tensor, value)

@@ -89,9 +89,11 @@ class MetricCollection:
 
     def sums(self, phase: Phase = "train") -> list[torch.Tensor]:
         """Accumulators of a phase, of any shapes: those of the metrics, and of the evaluation loss."""
-        metrics = self.training if phase == "train" else self._evaluation
         losses = [] if phase == "train" else [self._evaluation_loss.sums]
-        return losses + [total for metric in metrics for total in metric.sums]
+        return losses + [total for metric in self._of_phase(phase) for total in metric.sums]
+
+    def _of_phase(self, phase: Phase) -> list[Metric]:
+        return self.training if phase == "train" else self._evaluation
 
     @contextlib.contextmanager
     def measuring(self, phase: Phase) -> Iterator[Callable[[], list[torch.Tensor]]]:
@@ -99,12 +101,16 @@ class MetricCollection:
 
         Its function returns what was added to them since the context began, or since its last call.
         """
-        before = [(total, total.clone()) for total in self.sums(phase)]
-        for total, _ in before:
+        totals = self.sums(phase)
+        before = [(total, total.clone()) for total in totals]
+        for total in totals:
             total.zero_()
+        is_built = not any(metric.is_unbuilt for metric in self._of_phase(phase))
 
         def added() -> list[torch.Tensor]:
-            totals = self.sums(phase)  # metrics may have built some
+            nonlocal totals
+            if not is_built:  # looking them up takes longer than copying them
+                totals = self.sums(phase)
             copies = [total.clone() for total in totals]
             for total in totals:
                 total.zero_()

@@ -21,7 +21,7 @@ from isotrain.adapters.torch.base import gpu, pass_costs, private_api
 from isotrain.adapters.torch.base.freed_memory import keep_freed_memory
 from isotrain.adapters.torch.base.profiler import start_profile
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
-from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
+from isotrain.adapters.torch.base.tensors import local_shard, restore, restored_after, to_numpy
 from isotrain.adapters.torch.comm.base import Communicator, Wait, all_reduce_mean_flat
 from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
 from isotrain.adapters.torch.replica.loss_weighting import SliceWeights, without_padding_mean
@@ -135,6 +135,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._norm_parts: list[list[torch.Tensor]] | None = None
         self._gradient_norms: list[torch.Tensor] = []
         self._is_optimizer_sharded = False
+        self._known_part_sizes: set[int] = set()
         self.statistics = self.trainer.statistics if self.replicas > 1 else []
         losses = MAX_LOSSES if self.trainer.objective else len(spec.losses("torch"))
         self._metrics = MetricCollection(self.trainer, losses, device)
@@ -387,23 +388,50 @@ class TorchReplicaGroup(ReplicaGroup):
         trainer = self.trainer
         trainer.begin_step()
         trainer.step.set_batch(batch)
+        self._agree_on_graphs(batch)
         rows = -(-self._parts // self.replicas)
         slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator, rows=rows)
         statistics = trainer.changing_statistics()
         counters = [each for each in trainer.frozen.values() if not each.is_floating_point()]
+        before = [each.clone() for each in (*statistics, *counters)]
         with self._metrics.measuring("train") as added:
             for index, micro_batch in enumerate(batch.slices[0]):
                 trainer.zero_gradients()
                 is_last = index == len(batch.slices[0]) - 1  # counters count steps
                 restored = statistics if is_last else [*statistics, *counters]
-                with restored_after(restored):
+                try:
                     share = self._backward(slice_weights, index, trainer.loss_module.forward, None)
                     weighted = [each * micro_batch.weight for each in statistics]
+                finally:
+                    restore(restored, before[: len(restored)])
                 gradients = [
-                    torch.zeros_like(each) if each.grad is None else each.grad
-                    for each in trainer.trainable.values()
+                    torch.zeros_like(weight) if (gradient := weight.grad) is None else gradient
+                    for weight in trainer.trainable.values()
                 ]
                 yield [[*gradients, share, *weighted, *added()]]
+
+    def _agree_on_graphs(self, batch: Batch) -> None:
+        """Lets parts of new sizes be replayed faster, if all parts of the global batch agree. Collective.
+
+        Faster graphs round otherwise, so that all replicas must take them from the same step on.
+        """
+        assert self._parts is not None
+        smaller, remainder = divmod(batch.size, self._parts)
+        sizes = {smaller, smaller + (remainder > 0)} - {0} - self._known_part_sizes
+        if batch.varying_widths or not sizes:
+            return
+        self._known_part_sizes |= sizes
+        disagreeing = dict.fromkeys(sorted(sizes), 0)
+        for part in batch.slices[0]:
+            if part.count in sizes:
+                self.trainer.step.set_slice(part)
+                agrees = self.trainer.agrees_with_faster_graph(part.inputs, part.targets)
+                disagreeing[part.count] += not agrees
+        local = torch.tensor([*disagreeing.values()], dtype=torch.float32, device=self._device)
+        counts = self.communicator.all_reduce(local, "sum").tolist()
+        for size, count in zip(disagreeing, counts, strict=True):
+            if not count:
+                self.trainer.replay_faster_graphs(size)
 
     def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[torch.Tensor]]]:
         with self._metrics.measuring("evaluation") as added:

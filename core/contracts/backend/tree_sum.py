@@ -5,6 +5,7 @@ Logical workers whose number does not change: Li et al., "EasyScale", SC '23.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -73,9 +74,13 @@ def sum_over_replicas(replica: Replica, *sums: Sequence[Tensor], static: int) ->
         return totals
     for dtype in dict.fromkeys(tensor.dtype for tensor in totals):
         indices = [index for index, tensor in enumerate(totals) if tensor.dtype == dtype]
-        vectors = [flatten(replica.ops, [row[index] for index in indices]) for row in rows]
-        total = _sum_of_vectors(replica, vectors, spans)
         likes = [totals[index] for index in indices]
+        length = sum(math.prod(tensor.shape) for tensor in likes)
+        padding = replica.ops.zeros((-length % replica.replicas,), dtype)
+        vectors = [
+            flatten(replica.ops, [*(row[index] for index in indices), padding]) for row in rows
+        ]
+        total = _sum_of_vectors(replica, vectors, spans)[:length]
         for index, tensor in zip(indices, unflatten(replica.ops, total, likes), strict=True):
             totals[index] = tensor
     return totals
@@ -84,30 +89,31 @@ def sum_over_replicas(replica: Replica, *sums: Sequence[Tensor], static: int) ->
 def _sum_of_vectors(
     replica: Replica, vectors: Sequence[Tensor], spans: Sequence[Sequence[tuple[int, int]]]
 ) -> Tensor:
-    """Sum of the vectors, of one length and dtype, of all subtrees of all replicas. Collective.
+    """Sum of the vectors of all subtrees of all replicas. Collective.
+
+    They have one dtype, and one length, which is a multiple of the number of replicas.
 
     Each replica gets a segment of all vectors, adds these, and sends the others its segment of the sum. With
     one subtree for each replica that is as many bytes as a ring all-reduce sends.
     """
     ops, replicas, length = replica.ops, replica.replicas, vectors[0].shape[0]
     depth = max(map(len, spans))
-    segment = -(-length // replicas)
-    padding = ops.zeros((replicas * segment - length,), vectors[0].dtype)
-    rows = [ops.concatenate([vector, padding]) for vector in vectors]
-    rows += [ops.zeros_like(rows[0])] * (depth - len(rows))
+    segment = length // replicas
+    rows = [*vectors, *[ops.zeros_like(vectors[0])] * (depth - len(vectors))]
     if length <= _SMALL:
         gathered = ops.reshape(replica.all_gather(ops.concatenate(rows)), (replicas, depth, -1))
-        return _finished(gathered, spans)[:length]
+        return _finished(gathered, spans)
     received: dict[int, Tensor] = {}
     for shift in range(replicas):
         destinations = [(index + shift) % replicas for index in range(replicas)]
         start = destinations[replica.index] * segment
-        block = ops.concatenate([row[start : start + segment] for row in rows])
+        blocks = [row[start : start + segment] for row in rows]
+        block = ops.concatenate(blocks) if depth > 1 else blocks[0]
         if shift:
             block = replica.send_receive(block, destinations)
         received[(replica.index - shift) % replicas] = ops.reshape(block, (depth, segment))
     sums = replica.all_gather(_finished(received, spans))
-    return ops.reshape(sums, (replicas * segment,))[:length]
+    return ops.reshape(sums, (length,))
 
 
 def _finished(rows: Tensor, spans: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
