@@ -11,7 +11,8 @@ With `--digits` it learns the digits of scikit-learn, and prints the accuracy on
 Hosts are network namespaces, which takes root, with links of `--mbit`. Bytes are those that left a host by
 its interface, the mean of all hosts, as the kernel has counted them; beside them what the plan predicts for
 all-reduces in rings, in which ranks are in the order of their hosts: what one of them sends is then what
-leaves a host. All hosts share the cores of this machine.
+leaves a host. Pipelines with the `gigabits` of the links also have a predicted duration of a step, and beside
+the first of them `data-parallel` has. All hosts share the cores of this machine.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import numpy as np
 
 import isotrain
 from isotrain.core.cli.argument_types import name_with_options
+from isotrain.core.pipeline.partition import Partitioner
 from isotrain.testing import digits
 
 STRATEGIES = ("data-parallel", "hierarchical", "local-sgd,every=8")
@@ -190,6 +192,8 @@ class Row:
         predicted: Bytes of the plan; None: it tells nothing of hosts.
         seconds: Duration of a step.
         accuracy: Part of the images of digits that are told right; None where it learns none.
+        planned: Seconds of a step that the planner predicts for a pipeline, by `pipeline`, and for data
+            parallelism in its place, by `data-parallel`; empty for other strategies.
     """
 
     strategy: str
@@ -197,6 +201,7 @@ class Row:
     predicted: float | None
     seconds: float
     accuracy: float | None
+    planned: dict[str, float]
 
 
 def measured(network: Any, slots: int, strategies: Sequence[str], sizes: Sizes) -> list[Row]:
@@ -234,10 +239,11 @@ def _take_part(strategies: Sequence[str], sizes: Sizes) -> None:
         Path(_JOB).write_text(json.dumps(rows))
 
 
-def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float, float | None]:
+def _trained(strategy: str, sizes: Sizes) -> tuple[Any, ...]:
     """The rest of a row."""
 
-    def work(session: isotrain.Session) -> tuple[float, float, float | None, float | None]:
+    def work(session: isotrain.Session) -> tuple[Any, ...]:
+        planned = _planned(session)
         batches = session.batches()
         for _ in range(0 if sizes.digits else _WARM_STEPS):
             session.step(next(batches))
@@ -248,7 +254,8 @@ def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float, f
         session.barrier()
         sent, seconds = _sent() - before, time.monotonic() - began
         accuracy = session.evaluate()["accuracy"] if sizes.digits else None
-        return sent / sizes.steps, seconds / sizes.steps, _predicted(session.plan), accuracy
+        predicted = _predicted(session.plan)
+        return sent / sizes.steps, seconds / sizes.steps, predicted, accuracy, planned
 
     with TemporaryDirectory() as folder:
         found = isotrain.launch(
@@ -258,8 +265,26 @@ def _trained(strategy: str, sizes: Sizes) -> tuple[float, float | None, float, f
             output=Path(folder) / "run",
             on_event=lambda event: None,
         )
-    sent, seconds, predicted, accuracy = zip(*found, strict=True)
-    return statistics.mean(sent), predicted[0], max(seconds), accuracy[0]
+    sent, seconds, predicted, accuracy, planned = zip(*found, strict=True)
+    return statistics.mean(sent), predicted[0], max(seconds), accuracy[0], planned[0]
+
+
+def _planned(session: isotrain.Session) -> dict[str, float]:
+    """See `Row.planned`. The layers are timed by rank 0 alone."""
+    found = {}
+    gigabits = session.plan.strategy_options.get("gigabits")
+    if session.plan.strategy == "pipeline" and gigabits and session.rank == 0:
+        group: Any = session.group
+        profile = group.profile_layers(next(session.batches()))
+        plan = session.strategy.pipeline_plan(profile, 0, session.plan)
+        assert plan is not None
+        micro_batches = session.plan.gradient_accumulation_steps
+        replicas = Partitioner(profile, gigabits * 1e9 / 8, micro_batches)
+        each = replicas.stage_seconds(0, profile.whole, len(plan.drawing))
+        found = {"pipeline": plan.step_seconds, "data-parallel": micro_batches * each}
+    session.barrier()
+    session.seek(0)
+    return found
 
 
 def _predicted(plan: isotrain.Plan) -> float | None:
@@ -316,17 +341,23 @@ def main() -> None:
 
 
 def _print(rows: Sequence[Row]) -> None:
+    planned: dict[str, float] = next((row.planned for row in rows if row.planned), {})
     print(
-        "| strategy | left a host, MB a step | predicted | times less | step, ms | times as fast | accuracy |"
+        "| strategy | left a host, MB a step | predicted | times less | step, ms | predicted | times as fast"
+        " | accuracy |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         predicted = "" if row.predicted is None else f"{row.predicted / 1e6:.3f}"
         accuracy = "" if row.accuracy is None else f"{row.accuracy:.3f}"
         less, faster = rows[0].sent / row.sent, rows[0].seconds / row.seconds
+        step = row.planned.get("pipeline")
+        if row.strategy == "data-parallel":
+            step = planned.get("data-parallel")
         cells = (
             *(row.strategy, f"{row.sent / 1e6:.3f}", predicted, f"{less:.1f}"),
-            *(f"{row.seconds * 1e3:.1f}", f"{faster:.1f}", accuracy),
+            *(f"{row.seconds * 1e3:.1f}", "" if step is None else f"{step * 1e3:.0f}"),
+            *(f"{faster:.1f}", accuracy),
         )
         print(f"| {' | '.join(cells)} |")
 

@@ -75,34 +75,45 @@ def needed(work: Pass, chunks: int) -> Pass | None:
     return None if last else Pass("backward", work.chunk + 1, work.micro_batch)
 
 
-def time_line(orders: list[Order], duration: Duration = same) -> list[ScheduledPass]:
+def at_once(work: Pass) -> float:
+    """The duration 0 for every pass."""
+    return 0.0
+
+
+def time_line(
+    orders: list[Order], duration: Duration = same, sending: Duration = at_once
+) -> list[ScheduledPass]:
     """Simulates a step: all passes with their times, sorted by start; each starts when its input is there.
 
     Args:
         orders: Passes of each process, in order. What passes of other steps give is there from the start.
         duration: Function from a pass to its duration.
+        sending: Function from a pass to the duration for which its process sends what it gives, one after the
+            other, beside its passes.
 
     Raises:
         ValueError: The orders deadlock.
     """
     chunks = len({each.chunk for order in orders for each in order})
-    ends = _of_other_steps(orders, chunks)
-    free_from = [0.0] * len(orders)
+    arrivals = _of_other_steps(orders, chunks)
+    free_from, link_free_from = [0.0] * len(orders), [0.0] * len(orders)
     remaining = [list(reversed(order)) for order in orders]
     scheduled: list[ScheduledPass] = []
     while any(remaining):
-        ready = list(_ready(remaining, ends, free_from, chunks))
+        ready = list(_ready(remaining, arrivals, free_from, chunks))
         if not ready:
             raise ValueError("deadlock: every process waits for another")
         begin, process = min(ready)
         work = remaining[process].pop()
-        free_from[process] = ends[work] = begin + duration(work)
-        scheduled.append(ScheduledPass(process, work, begin, ends[work]))
+        end = free_from[process] = begin + duration(work)
+        arrivals[work] = max(end, link_free_from[process]) + sending(work)
+        link_free_from[process] = arrivals[work]
+        scheduled.append(ScheduledPass(process, work, begin, end))
     return sorted(scheduled, key=lambda each: each.begin)
 
 
 def _of_other_steps(orders: list[Order], chunks: int) -> dict[Pass, float]:
-    """Passes that are needed and are in no order, each with the end 0."""
+    """Passes that are needed and are in no order, what they give there from 0 on."""
     of_step = {each for order in orders for each in order}
     inputs = (needed(each, chunks) for each in of_step)
     return {each: 0.0 for each in inputs if each is not None and each not in of_step}
@@ -115,14 +126,15 @@ def idle_share(timeline: Sequence[ScheduledPass], processes: int) -> float:
 
 
 def _ready(
-    remaining: list[Order], ends: dict[Pass, float], free_from: list[float], chunks: int
+    remaining: list[Order], arrivals: dict[Pass, float], free_from: list[float], chunks: int
 ) -> Iterator[tuple[float, int]]:
     """Start time and process of each next pass (the last in `remaining`) whose input is there."""
     for process, order in enumerate(remaining):
         if order:
             before = needed(order[-1], chunks)
-            if before is None or before in ends:
-                yield max(free_from[process], ends.get(before, 0.0) if before else 0.0), process
+            if before is None or before in arrivals:
+                arrival = arrivals.get(before, 0.0) if before else 0.0
+                yield max(free_from[process], arrival), process
 
 
 def stage_actions(orders: list[Order]) -> list[list[Action]]:

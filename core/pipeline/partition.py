@@ -74,10 +74,12 @@ class Partitioner:
     In its notation, with cuts of a graph instead of positions in a chain: one stage between two cuts on m
     workers takes, for a micro-batch,
 
-        T(i -> j, m) = max(sum of T_l, sum of W_l(m)) / m
+        T(i -> j, m) = (sum of T_l) / m + (sum of W_l(m)) / u
 
-    where T_l is the time of forward and backward pass of layer l, and W_l(m) = 4 (m - 1) |w_l| / (m B) that
-    in which m workers exchange its gradients and weights, at B bytes per second. The best pipeline up to a
+    where T_l is the time of forward and backward pass of layer l, and W_l(m) = 2 (m - 1) |w_l| / (m B) that
+    in which m workers all-reduce its gradients in a ring, at B bytes per second in each direction, once in u
+    micro-batches. Unlike in the paper, they do so once no more passes are left, and not meanwhile; and u may
+    be more than m, where gradients are accumulated. The best pipeline up to a
     cut j on m workers is the best of a single stage, and of all smaller cuts i and m' < m in
 
         A(j, m) = max(A(i, m - m'), 2 C_i, T(i -> j, m'))
@@ -86,21 +88,24 @@ class Partitioner:
 
     Attributes:
         profile: Layers of the model, with their times and bytes.
-        bandwidth: Bytes per second between workers.
+        bandwidth: Bytes per second between workers, in each direction.
+        update: Number of micro-batches of an update; None where each worker of a stage computes one.
     """
 
     profile: ModelProfile
     bandwidth: float
+    update: int | None = None
 
     @cached_property
     def _cuts(self) -> list[Cut]:
         return self.profile.cuts()
 
     def stage_seconds(self, first: Cut, second: Cut, workers: int) -> float:
-        """T: seconds of a stage per micro-batch, of compute or of gradient exchange, whichever is more."""
-        compute = self.profile.seconds(first, second)
-        exchanged = 4 * (workers - 1) * self.profile.weight_bytes(first, second) / workers
-        return max(compute, exchanged / self.bandwidth) / workers
+        """T: seconds of a stage per micro-batch, of compute and of gradient exchange."""
+        compute = self.profile.seconds(first, second) / workers
+        weight_bytes = self.profile.weight_bytes(first, second)
+        exchange = exchange_seconds(weight_bytes, workers, self.bandwidth)
+        return compute + exchange / (self.update or workers)
 
     def transfer_seconds(self, cut: Cut) -> float:
         """2 C: seconds to send over a cut, forward and backward, per micro-batch."""
@@ -198,3 +203,8 @@ class Partitioner:
             stages.append(Stage(layers, workers, self.profile.crossing_bytes(cut)))
             before = cut
         return Partition(tuple(stages), seconds)
+
+
+def exchange_seconds(gradient_bytes: int, workers: int, bandwidth: float) -> float:
+    """Seconds in which workers all-reduce gradients in a ring, at bytes per second in each direction."""
+    return 2 * (workers - 1) / workers * gradient_bytes / bandwidth

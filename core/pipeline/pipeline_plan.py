@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isotrain.core.pipeline.actions import ScheduledPass, idle_share, time_line
 from isotrain.core.pipeline.delayed_updates import DELAYED_SCHEDULES, stage_versions, step_orders
-from isotrain.core.pipeline.partition import Partition, Partitioner
+from isotrain.core.pipeline.partition import Partition, Partitioner, exchange_seconds
 from isotrain.core.pipeline.profile import Cut, ModelProfile
 from isotrain.core.pipeline.schedules import Order, Pass, PipelineShape
 
@@ -69,6 +70,8 @@ class PipelinePlan:
     Attributes:
         stages: Stages, from the inputs to the outputs.
         seconds: Seconds of the passes of a step, without the time of transfers.
+        step_seconds: Seconds of a step with transfers between stages and the exchange of gradients, if each
+            process has its own cores and link.
         bubble: Fraction of that time in which a process is idle, on average.
         drawing: Timeline of each process as text: micro-batches forward (digits) and backward (letters).
         balanced: The partition into as many chunks whose slowest chunk is fastest.
@@ -77,6 +80,7 @@ class PipelinePlan:
 
     stages: tuple[PlannedStage, ...]
     seconds: float
+    step_seconds: float
     bubble: float
     drawing: tuple[str, ...]
     balanced: Proposal
@@ -105,7 +109,7 @@ def pipeline_plan(
         shape: Stages and micro-batches.
         slots: Number of optimizer state tensors per weight, of the weight's size.
         workers: Number of workers in all.
-        bandwidth: Bytes per second between workers.
+        bandwidth: Bytes per second between workers, in each direction.
         vertical_sync: Whether all stages compute a micro-batch with the version that the first one has.
     """
     chunks = [profile.of_chunk(chunk) for chunk in range(profile.chunks)]
@@ -125,10 +129,33 @@ def pipeline_plan(
         _stage(profile, shape, stage, orders[index], slots, delay, 2 if schedule == "2bw" else 1)
         for (stage, delay), index in zip(enumerate(delays), first, strict=False)
     ]
-    partitioner = Partitioner(profile, bandwidth)
+    within_steps = schedule == "pipedream"
+    update = None if within_steps else shape.micro_batches
+    partitioner = Partitioner(profile, bandwidth, update)
+    replicas = workers // sum(shape.processes)
+    exchanges = [
+        exchange_seconds(stage.weight_bytes, replicas * stage.processes, bandwidth)
+        for stage in stages
+    ]
+
+    def step_duration(work: Pass) -> float:
+        updates = within_steps and work.direction == "backward"
+        return duration(work) + (exchanges[work.chunk % shape.stages] if updates else 0.0)
+
+    def sending(work: Pass) -> float:
+        after = work.chunk if work.direction == "forward" else work.chunk - 1
+        is_sent = shape.stages > 1 and 0 <= after < profile.chunks - 1
+        return profile.crossing_bytes(_cut_after(profile, after)) / bandwidth if is_sent else 0.0
+
+    ends = [0.0] * shape.stages
+    for each in time_line(orders, step_duration, sending):
+        stage = each.work.chunk % shape.stages
+        ends[stage] = max(ends[stage], each.end)
+    last = [0.0] * shape.stages if within_steps else exchanges
     return PipelinePlan(
         tuple(stages),
         seconds,
+        max(map(operator.add, ends, last)),
         idle_share(timeline, len(orders)),
         tuple(
             _drawing(timeline, number, seconds, shape.micro_batches)

@@ -346,6 +346,11 @@ def _pipeline_rows(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{passes}; digits: forward, letters: backward, of micro-batches 0 = a, 1 = b, ...",
         ),
         *zip(labels, pipeline["drawing"], strict=True),
+        (
+            "step",
+            f"{pipeline['step_seconds'] * _MILLI:.3g} ms with sends and exchange of gradients by `gigabits`,"
+            " where each process has its own cores and link",
+        ),
         ("balanced", _proposal(pipeline["balanced"])),
         (
             "best",

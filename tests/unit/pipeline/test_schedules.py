@@ -334,6 +334,23 @@ def test_a_plan_draws_the_bubble_and_kept_activations(name: str) -> None:
     assert found.best.seconds == pytest.approx(shape.chunks)  # replicas: little is sent
 
 
+def test_a_plan_predicts_a_step_with_sends_and_exchange() -> None:
+    """Passes take 1 and 2 s, a send over the cut 5 s, an exchange of 3 bytes between two processes 1.5 s."""
+    shape = PipelineShape(2, 1)
+    found = pipeline_plan(equal_layers(shape), "1f1b", shape, 0, 2, bandwidth=2.0)
+    assert (found.seconds, found.step_seconds) == (6.0, 6.0 + 2 * 5.0)
+    replicas = pipeline_plan(equal_layers(shape), "1f1b", shape, 0, 4, bandwidth=2.0)
+    assert replicas.step_seconds == 6.0 + 2 * 5.0 + 1.5
+    shape = PipelineShape(2, 3)
+    slow = pipeline_plan(equal_layers(shape), "gpipe", shape, 0, 2, bandwidth=2.0)
+    # a link sends one micro-batch after the other: 1 forward, 3 sends, 1 and 2 of the last, and so back
+    assert slow.step_seconds == 1.0 + 3 * 5.0 + 1.0 + 2.0 + 3 * 5.0 + 2.0
+    shape = PipelineShape(1, 4, stage_processes=(2,))
+    for name, exchanges in (("1f1b", 1), ("2bw", 1), ("pipedream", 2)):
+        found = pipeline_plan(equal_layers(shape), name, shape, 0, 2, bandwidth=2.0)
+        assert found.step_seconds == 2 * (1.0 + 2.0) + exchanges * 1.5, name
+
+
 def test_a_plan_counts_skip_connections() -> None:
     """The third stage needs the first layer's result too: the second passes it on."""
     shape, sources = PipelineShape(3, 3), [(), (0,), (0, 1)]

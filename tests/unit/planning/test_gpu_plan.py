@@ -142,7 +142,7 @@ def staged(plan: Plan, stages: Sequence[int], activation_bytes: int, versions: i
         for weights in stages
     )
     none = Proposal((), (), 0.0)
-    return replace(plan, stages=PipelinePlan(planned_stages, 1.0, 0.0, ("", ""), none, none))
+    return replace(plan, stages=PipelinePlan(planned_stages, 1.0, 1.0, 0.0, ("", ""), none, none))
 
 
 def test_what_recompute_must_save_in_a_pipeline_is_of_its_largest_stage() -> None:
