@@ -3,20 +3,25 @@
     python -m isotrain.testing.gpu_report                    # about 10 minutes on one GPU
     python -m isotrain.testing.gpu_report --output gpu.json  # also written to a file
     python -m isotrain.testing.gpu_report --check precision --check resume
+    python -m isotrain.testing.gpu_report --minutes 30       # instead of 10 with one GPU, 20 with several
     python -m isotrain.testing.gpu_report --device cpu       # the same checks on CPUs, to try the report
 
 Every check runs in a process of its own, with a time limit. One that fails or hangs leaves the others alone.
+Those for which no time is left are skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -34,6 +39,7 @@ from isotrain.core.reporting.tables import paragraph, table
 from isotrain.core.system import hardware
 from isotrain.core.system.version import installed_versions
 from isotrain.testing import native_equality
+from isotrain.testing.gpu_speed import speed, synchronize
 from isotrain.testing.launching import DEVICE_VARIABLE
 
 BACKEND = "torch-ddp"
@@ -354,107 +360,9 @@ def _copy_kinds(session: Any) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for batch in batches:
             session.step(batch)
-        _synchronize()
+        synchronize()
     names = [str(event.key) for event in profile.key_averages()]
     return sorted(name for name in names if name.startswith("Memcpy"))
-
-
-def speed() -> Figures:
-    """Milliseconds per step of isotrain and of a loop in torch alone, in turn, and their ratio."""
-    found = {}
-    on_gpu = _device() == "gpu"
-    for width, rows in ((1024, 1024), (4096, 8192)) if on_gpu else ((256, 64),):
-        ours, by_hand = [], []
-        for _ in range(3 if on_gpu else 1):
-            ours.append(_milliseconds(width, rows))
-            by_hand.append(_loop_milliseconds(width, rows))
-        found[f"{width} wide, {rows} rows"] = {
-            "isotrain": float(np.median(ours)),
-            "by hand": float(np.median(by_hand)),
-            "ratio": float(np.median(ours) / np.median(by_hand)),
-        }
-    return found
-
-
-def wide_model(width: int) -> Any:
-    """A torch module of four square layers."""
-    import torch
-
-    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(width, CLASSES))
-
-
-def _wide_data(width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(5)
-    inputs = generator.normal(size=(2 * rows, width)).astype("float32")
-    return inputs, generator.integers(CLASSES, size=2 * rows)
-
-
-STEPS, WARM_UP = 60, 20
-
-
-def _milliseconds(width: int, rows: int) -> float:
-    """Milliseconds per step of isotrain after the warm-up."""
-    spec = {
-        "model": {"torch": lambda: wide_model(width)},
-        "data": lambda: _wide_data(width, rows),
-        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
-        "optimizer": {"name": "sgd", "lr": 0.01},
-        "global_batch_size": rows,
-        "steps": STEPS,
-        "device": _device(),
-    }
-    (milliseconds,) = api.launch(_timed_steps, spec, backend=BACKEND, replicas=1, on_event=_silent)
-    return float(milliseconds)
-
-
-def _timed_steps(session: Any) -> float:
-    started = 0.0
-    for number, batch in enumerate(session.batches()):
-        if number == WARM_UP:
-            session.group.barrier()
-            _synchronize()
-            started = time.perf_counter()
-        session.step(batch)
-    _synchronize()
-    return (time.perf_counter() - started) / (STEPS - WARM_UP) * 1e3
-
-
-def _synchronize() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _loop_milliseconds(width: int, rows: int) -> float:
-    """The same steps with pinned, prefetched copies by a torch DataLoader's usual means."""
-    import torch
-
-    device = torch.device("cuda" if _device() == "gpu" else "cpu")
-    model = wide_model(width).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs, classes = _wide_data(width, rows)
-    tensors = torch.utils.data.TensorDataset(torch.from_numpy(inputs), torch.from_numpy(classes))
-    sampler = torch.utils.data.BatchSampler(
-        torch.utils.data.RandomSampler(tensors, num_samples=STEPS * rows, replacement=True),
-        rows,
-        True,
-    )
-    loader = torch.utils.data.DataLoader(
-        tensors, sampler=sampler, batch_size=None, pin_memory=_device() == "gpu"
-    )
-    started = 0.0
-    for number, (features, targets) in enumerate(loader):
-        if number == WARM_UP:
-            _synchronize()
-            started = time.perf_counter()
-        optimizer.zero_grad()
-        logits = model(features.to(device, non_blocking=True))
-        torch.nn.functional.cross_entropy(logits, targets.to(device, non_blocking=True)).backward()
-        optimizer.step()
-    _synchronize()
-    return (time.perf_counter() - started) / (STEPS - WARM_UP) * 1e3
 
 
 CHECKS: dict[str, tuple[Callable[[], Figures], int]] = {
@@ -470,13 +378,15 @@ CHECKS: dict[str, tuple[Callable[[], Figures], int]] = {
     "parity-of-backends": (parity_of_backends, 300),
     "parity-of-replicas": (parity_of_replicas, 120),
     "copies": (copies, 120),
-    "conformance-nccl": (conformance_of_all_gpus, 900),
     "speed": (speed, 240),
+    "conformance-nccl": (conformance_of_all_gpus, 900),
 }
 """Checks by name, with their time limits in seconds."""
 _CORES_PER_CHECK = 4
-ALONE = ("conformance-nccl", "speed")
+ALONE = ("speed", "conformance-nccl")
 """Checks that are made last, one after the other; the others are made several at a time."""
+_TIMED_SECONDS = 200
+"""Time that is kept for the check `speed`."""
 
 
 def machine() -> Figures:
@@ -490,16 +400,21 @@ def machine() -> Figures:
             ("torch", "keras", "tensorflow", "tensorflow-cpu", "horovod", "numpy")
         ),
         "torch": torch_build,
-        "commit": _output(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]).strip(),
+        "commit": _output(_COMMIT).strip(),
     }
 
 
-def _why_no_gpu(torch_build: Figures | None) -> str | None:
+def reason_for_no_gpu(torch_build: Figures | None) -> str | None:
     """Reason why torch can use no GPU here; None if it can.
 
     Args:
         torch_build: What `machine` says of torch; None if torch cannot be imported.
     """
+    if torch_build is not None and _major_minor(torch_build["version"]) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return (
+            f"torch {torch_build['version']} is older than {oldest}, the oldest that isotrain takes"
+        )
     if torch_build is not None and torch_build["capability"]:
         return None
     if torch_build is not None and not torch_build["cuda"]:
@@ -511,6 +426,18 @@ def _why_no_gpu(torch_build: Figures | None) -> str | None:
     return str(next(each["reason"] for each in backend["collectives"] if each["name"] == "nccl"))
 
 
+OLDEST_TORCH = (2, 11)
+"""Major and minor version."""
+
+
+def _major_minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+_COMMIT = [
+    *("git", "-c", "safe.directory=*"),  # the checkout may be another user's
+    *("-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+]
 _TORCH_VERSIONS = """
 import json, torch
 cuda = torch.version.cuda and torch.cuda.is_available()
@@ -542,6 +469,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--check", action="append", choices=list(CHECKS), help="only this; repeatable"
     )
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="time for all checks; left out: 10, or 20 with several GPUs, and no limit on CPUs",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
     parser.add_argument("--in-this-process", choices=list(CHECKS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -557,21 +489,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def make(name: str) -> None:
         print(f"{name}: begins", file=sys.stderr, flush=True)
-        outcome = in_process(name, options.device)
+        outcome = in_process(name, options.device, limit_of(name, deadline, names))
         told = f"{name}: {outcome['verdict']} in {outcome['seconds']:.0f} s"
         print(told, file=sys.stderr, flush=True)
         with lock:
             report["checks"][name] = outcome
             write()
 
-    why_no_gpu = _why_no_gpu(report["machine"]["torch"]) if options.device == "gpu" else None
+    names = options.check or list(CHECKS)
+    deadline = deadline_of(options.minutes, options.device)
+    why_no_gpu = reason_for_no_gpu(report["machine"]["torch"]) if options.device == "gpu" else None
     report["why_no_gpu"] = why_no_gpu
     write()  # a file that cannot be written is noticed before the checks
     if why_no_gpu:
         told = f"torch can use no GPU here: {why_no_gpu}. --device cpu makes the checks on CPUs."
         print(told, file=sys.stderr)
         return 2
-    names = options.check or list(CHECKS)
     try:
         with ThreadPoolExecutor(max(1, hardware.cores() // _CORES_PER_CHECK)) as pool:
             list(pool.map(make, [name for name in names if name not in ALONE]))
@@ -585,10 +518,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(each["verdict"] == "failed" for each in report["checks"].values()))
 
 
+def deadline_of(minutes: float | None, device: str) -> float:
+    """Time, by `time.monotonic`, at which the last check has ended."""
+    if minutes is None:
+        minutes = math.inf if device == "cpu" else 10 if hardware.visible_gpus() < 2 else 20
+    return time.monotonic() + 60 * minutes
+
+
+def limit_of(name: str, deadline: float, names: Sequence[str]) -> float:
+    """Seconds that a check of the named ones may take from now on; not positive where none are left.
+
+    The checks before `speed` leave it its time.
+    """
+    left = deadline - time.monotonic()
+    if name not in ALONE and "speed" in names:
+        left -= _TIMED_SECONDS
+    return min(CHECKS[name][1], left)
+
+
 def _make(name: str) -> int:
     """Makes one check; its last line of output is the outcome as JSON."""
     try:
-        outcome = {"verdict": "passed", "figures": CHECKS[name][0]()}
+        # runs write their files into the current folder, which may be somebody else's
+        prefix = "isotrain-gpu-report-"
+        with tempfile.TemporaryDirectory(prefix=prefix) as folder, contextlib.chdir(folder):
+            outcome = {"verdict": "passed", "figures": CHECKS[name][0]()}
         if "skipped" in outcome["figures"]:
             outcome["verdict"] = "skipped"
     except BaseException as error:
@@ -601,12 +555,20 @@ def _described(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))[-6000:]
 
 
-def in_process(name: str, device: str) -> Figures:
-    """Makes one check in a process of its own.
+def in_process(name: str, device: str, limit: float) -> Figures:
+    """Makes one check in a process of its own; skips it where no time is left.
 
     One that exceeds its time limit is aborted, and its error is the stack of each thread.
+
+    Args:
+        name: Name of the check.
+        device: `gpu` or `cpu`.
+        limit: Time limit in seconds.
     """
-    module, limit = "isotrain.testing.gpu_report", CHECKS[name][1]
+    if limit <= 0:
+        figures = {"skipped": "no time is left; --minutes gives more"}
+        return {"verdict": "skipped", "figures": figures, "seconds": 0.0}
+    module = "isotrain.testing.gpu_report"
     arguments = ["--device", device, "--in-this-process", name]
     started = time.monotonic()
     process = subprocess.Popen(
@@ -620,7 +582,7 @@ def in_process(name: str, device: str) -> Figures:
         outcome = json.loads(output.splitlines()[-1])
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)
-        error = f"{process.communicate()[1][-6000:]}\nno end after {limit} s"
+        error = f"{process.communicate()[1][-6000:]}\nno end after {limit:.0f} s"
         outcome = {"verdict": "failed", "error": error}
     except (IndexError, ValueError):
         error = f"{errors[-3000:]}\nexit code {process.returncode}"

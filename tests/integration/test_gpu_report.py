@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from helpers.stand_in_nvml import StandInNvml
 
 from isotrain.testing import gpu_report
+from isotrain.testing.gpu_speed import bound_of_native, judged
 
 pytestmark = pytest.mark.features
 
@@ -26,7 +29,9 @@ def test_makes_all_checks_on_cpus(
     """On a machine that seems to have two GPUs: the report shows them, and no check takes them."""
     gpus = "gpu 0 GPU-1 143771 NVIDIA H200\ngpu 0 GPU-2 143771 NVIDIA H200\n"
     StandInNvml(monkeypatch, tmp_path).becomes(f"driver 580.159.04\n{gpus}")
-    path = tmp_path / "report.json"
+    path, folder = tmp_path / "report.json", tmp_path / "current"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     code = gpu_report.main(["--device", "cpu", "--output", str(path)])
     report = json.loads(path.read_text())
     verdicts = {name: each["verdict"] for name, each in report["checks"].items()}
@@ -39,8 +44,14 @@ def test_makes_all_checks_on_cpus(
     assert report["machine"]["commit"]
     others = report["checks"]["parity-of-backends"]["figures"]
     assert all(isinstance(each, float) for each in others.values()), others
+    for times in report["checks"]["speed"]["figures"].values():
+        for kind in ("native", "portable"):
+            found, verdicts_of_speed = times[kind], ("reached", "open", "missed")
+            assert found["verdict"] in verdicts_of_speed
+            assert found["ms"] > 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in gpu_report.CHECKS)
+    assert not [*folder.iterdir()], "the current folder may be somebody else's"
 
 
 def test_a_check_that_takes_too_long_fails_with_its_stack(
@@ -55,6 +66,55 @@ def test_a_check_that_takes_too_long_fails_with_its_stack(
     assert outcome["verdict"] == "failed"
     assert "no end after 1 s" in outcome["error"]
     assert "most recent call first" in outcome["error"]
+
+
+def test_checks_for_which_no_time_is_left_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    arguments = ["--device", "cpu", "--output", str(path), "--check", "precision"]
+    assert gpu_report.main([*arguments, "--minutes", "0"]) == 0
+    outcome = json.loads(path.read_text())["checks"]["precision"]
+    assert outcome["verdict"] == "skipped"
+    assert "--minutes" in outcome["figures"]["skipped"]
+    # the others leave time for `speed`, and no check goes on after the end
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0)
+    names = ["precision", "speed"]
+    assert gpu_report.limit_of("precision", 1230.0, names) == 30
+    assert gpu_report.limit_of("speed", 1230.0, names) == 230
+    assert gpu_report.limit_of("precision", 1230.0, ["precision"]) == 230
+    assert gpu_report.limit_of("precision", 9999.0, names) == 240
+    nvml = StandInNvml(monkeypatch, tmp_path)
+    for gpus, minutes in ((1, 10), (2, 20)):
+        lines = "".join(f"gpu 0 GPU-{n} 143771 NVIDIA H200\n" for n in range(gpus))
+        nvml.becomes(f"driver 580.159.04\n{lines}")
+        assert gpu_report.deadline_of(None, "gpu") == 1000 + 60 * minutes
+    assert gpu_report.deadline_of(None, "cpu") == math.inf
+
+
+def test_times_are_judged_by_the_goals() -> None:
+    """Reached by the median; missed where all rounds are above the goal; open between."""
+    by_hand = [10.0, 10.0, 20.0]
+    verdicts = {
+        factors: judged([f * each for f, each in zip(factors, by_hand, strict=True)], by_hand, 1.02)
+        for factors in ((1.01, 1.02, 1.5), (1.0, 1.03, 1.04), (1.03, 1.03, 1.5))
+    }
+    assert [each["verdict"] for each in verdicts.values()] == ["reached", "open", "missed"]
+    assert [each["ratio"] for each in verdicts.values()] == [1.02, 1.03, 1.03]
+    assert bound_of_native(1.0) == 1.02
+    assert bound_of_native(0.1) == pytest.approx(1.2)
+
+
+def test_an_old_torch_is_told() -> None:
+    """The oldest one is that of the package's requirements."""
+    requirement = next(r for r in metadata.requires("isotrain") or () if r.startswith("torch"))
+    oldest = ".".join(map(str, gpu_report.OLDEST_TORCH))
+    assert f">={oldest}" in requirement
+    build = {"version": "2.4.1+cu121", "capability": [8, 0], "cuda": "12.1", "hip": None}
+    assert gpu_report.reason_for_no_gpu(build) == (
+        f"torch 2.4.1+cu121 is older than {oldest}, the oldest that isotrain takes"
+    )
+    assert gpu_report.reason_for_no_gpu({**build, "version": "2.11.0"}) is None
 
 
 def test_cards_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -99,7 +159,7 @@ def test_a_torch_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
 def test_what_was_made_before_ctrl_c_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(name: str, device: str) -> dict[str, object]:
+    def interrupted(name: str, device: str, limit: float) -> dict[str, object]:
         if name == "resume":
             raise KeyboardInterrupt
         return {"verdict": "passed", "seconds": 1.0, "figures": {}}
