@@ -13,7 +13,7 @@ from isotrain.analysis.program_trace.case import (
     first_case,
     offset_of,
 )
-from isotrain.analysis.program_trace.causes import likely_causes
+from isotrain.analysis.program_trace.causes.likely import likely_causes
 from isotrain.analysis.program_trace.names import aligned
 from isotrain.analysis.program_trace.reading import GlobalStep, ProgramTrace
 from isotrain.core.errors import IsotrainError, first_of

@@ -1,0 +1,1 @@
+"""Causes of a difference between two programs, by what they concern."""
