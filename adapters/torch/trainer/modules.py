@@ -31,10 +31,14 @@ def without_wrappers(model: Any) -> Any:
     """A model without wrappers of `torch.compile` and `DataParallel`, which give its weights other names.
 
     A compiled module stays compiled, as by `nn.Module.compile`. `DataParallel` splits batches over the
-    devices of one process, and each replica has one.
+    devices of one process, and each replica has one. What it has wrapped is its own `module`, as the forward
+    pass of the model around it may call that.
 
     Args:
         model: What a model function returned; only torch modules are looked at.
+
+    Raises:
+        SpecError: What `DataParallel` has wrapped inside a model has a `module` itself.
     """
     if not isinstance(model, nn.Module):
         return model
@@ -46,8 +50,20 @@ def without_wrappers(model: Any) -> Any:
     for name, child in [*model.named_modules(remove_duplicate=False)]:
         is_child = bool(name) and "." not in name
         if is_child and (bare := without_wrappers(child)) is not child:
+            if isinstance(child, nn.DataParallel):
+                _add_module_attribute(name, bare)
             model.register_module(name, bare)
     return model
+
+
+def _add_module_attribute(name: str, bare: nn.Module) -> None:
+    """Lets a module that was wrapped be its own `module`, which is not one of its children."""
+    if getattr(bare, "module", bare) is not bare:
+        raise SpecError(
+            f"model: {name!r} is a DataParallel around a {type(bare).__name__} that has an attribute `module`"
+            " itself. Leave DataParallel out: each replica has one device."
+        )
+    vars(bare)["module"] = bare
 
 
 class EvaluationModules:
@@ -216,6 +232,21 @@ def require_initialized(model: nn.Module) -> None:
         raise SpecError(
             f"model: {', '.join(missing)}: belongs to a lazy module that was not called, so its shape is"
             " unknown. Call the model on a sample before you return it."
+        )
+
+
+def require_no_inference_tensors(model: nn.Module) -> None:
+    """Refuses weights to train that were made under `torch.inference_mode`.
+
+    Raises:
+        SpecError: There are some.
+    """
+    weights = model.named_parameters()
+    names = [name for name, weight in weights if weight.is_inference() and weight.requires_grad]
+    if names:
+        raise SpecError(
+            f"model: {', '.join(names)}: made under torch.inference_mode(), so torch cannot train it. Build"
+            " the model outside of it, or under torch.no_grad()."
         )
 
 

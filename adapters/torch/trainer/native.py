@@ -40,6 +40,7 @@ from isotrain.adapters.torch.trainer.modules import (
     generators_of,
     model_traits,
     require_initialized,
+    require_no_inference_tensors,
     tied_names,
 )
 from isotrain.adapters.torch.trainer.state import StateAccess
@@ -86,6 +87,7 @@ class NativeTrainer(ReplicaTrainer):
     def _take_model(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
         """Prepares the model for training."""
         require_initialized(model)
+        require_no_inference_tensors(model)
         self.model = model.to(device)
         if spec.precision == "float64":
             self.model = model.double()

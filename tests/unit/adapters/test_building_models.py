@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import pytest
 import torch
 
 from isotrain.adapters.torch.trainer.build import build_trainer
-from isotrain.plugin import TrainingSpec
+from isotrain.plugin import SpecError, TrainingSpec
 
 
-def spec_of(model: Any) -> TrainingSpec:
+def spec_of(model: Any, **fields: Any) -> TrainingSpec:
     return TrainingSpec(
         model={"torch": model},
         data=dict,
@@ -18,6 +20,7 @@ def spec_of(model: Any) -> TrainingSpec:
         optimizer={"name": "sgd", "lr": 0.5},
         global_batch_size=2,
         steps=1,
+        **fields,
     )
 
 
@@ -56,6 +59,53 @@ def test_wrappers_do_not_name_weights_and_what_was_compiled_stays_so() -> None:
     assert not graphs
     trainer.model(torch.ones(3, 2))
     assert len(graphs) == 1
+
+
+class Calling(torch.nn.Module):
+    """A model whose forward pass calls what `DataParallel` has wrapped by the attribute `module`."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.part = torch.nn.DataParallel(inner)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.part.module(inputs)
+        return output
+
+
+def test_a_forward_pass_may_call_what_data_parallel_has_wrapped() -> None:
+    trainer = build_trainer(spec_of(lambda: Calling(torch.nn.Linear(2, 1))), torch.device("cpu"))
+    assert list(trainer.trainable) == ["part.weight", "part.bias"]
+    copied = copy.deepcopy(trainer.model)
+    assert list(copied.state_dict()) == ["part.weight", "part.bias"]
+    for each in (trainer.model, copied):
+        inputs = torch.ones(3, 2)
+        assert torch.equal(each(inputs), each.part(inputs))
+        assert each.part.module is each.part
+
+
+def test_a_module_in_data_parallel_that_has_a_module_itself_is_refused() -> None:
+    """Else `part.module` would be another one than the model's author means."""
+
+    def model() -> Any:
+        inner = torch.nn.Sequential()
+        inner.add_module("module", torch.nn.Linear(2, 1))
+        return Calling(inner)
+
+    with pytest.raises(SpecError, match="'part' is a DataParallel around a Sequential that has an"):
+        build_trainer(spec_of(model), torch.device("cpu"))
+
+
+def test_weights_that_were_made_in_inference_mode_are_refused() -> None:
+    def model(trained: bool) -> Any:
+        with torch.inference_mode():
+            first = torch.nn.Linear(2, 2).requires_grad_(trained)
+        return torch.nn.Sequential(first, torch.nn.Linear(2, 1))
+
+    with pytest.raises(SpecError, match=r"0\.weight, 0\.bias: made under torch\.inference_mode"):
+        build_trainer(spec_of(model, model_args={"trained": True}), torch.device("cpu"))
+    trainer = build_trainer(spec_of(model, model_args={"trained": False}), torch.device("cpu"))
+    assert list(trainer.trainable) == ["1.weight", "1.bias"]
 
 
 def test_a_compiled_model_is_trained_compiled() -> None:
