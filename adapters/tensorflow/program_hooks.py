@@ -1,7 +1,9 @@
 """Hooks in Keras that record a program on TensorFlow which is not isotrain's: passes, steps, clipping.
 
-Functions of TensorFlow run eagerly until the steps are recorded: tensors of a graph have no values. Each
-replica of a `tf.distribute` strategy has a trace of its own.
+A hook may be called while a graph is made, whose tensors have no values. What it then reads is recorded each
+time that the graph runs, so everything that it keeps until then is in `_Replica`, and what it knows while the
+graph is made is in the function that receives the values. Each replica of a `tf.distribute` strategy has a
+trace of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,7 @@ from isotrain.adapters.common.program_hooks import (
     safe,
 )
 from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.tensorflow.program_graphs import GraphHooks, read, read_if, read_named
 
 if TYPE_CHECKING:
     from isotrain.plugin import ProgramRecorder
@@ -38,31 +42,31 @@ def install(recorder: ProgramRecorder) -> None:
         print(f"isotrain trace: Keras on {backend} is not recorded.", file=sys.stderr, flush=True)
         return
     hooks = _Hooks(recorder)
-    tf.config.run_functions_eagerly(True)
-    tf.config.run_functions_eagerly = hooks.choose
-    call_before(keras.Layer, "__call__", _eagerly(hooks.enter))
-    _call_finally(keras.Layer, "__call__", _eagerly(hooks.leave))
-    call_before(tf.GradientTape, "__enter__", _eagerly(lambda *_: hooks.count_tape(1)))
-    call_before(tf.GradientTape, "__exit__", _eagerly(lambda *_: hooks.count_tape(-1)))
-    call_before(tf.GradientTape, "gradient", _eagerly(hooks.backward))
-    call_after(tf, "clip_by_global_norm", _eagerly(hooks.clipped))
+    graphs = GraphHooks(hooks.is_recording)
+
+    def seen(hook: Callable[..., None]) -> Callable[..., None]:
+        """The hook, which is not called where values never come, as while a model is built."""
+
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(hook)
+        def called(*args: Any, **kwargs: Any) -> None:
+            if graphs.is_seen():
+                hook(*args, **kwargs)
+
+        return called
+
+    call_before(keras.Layer, "__call__", seen(hooks.enter))
+    _call_finally(keras.Layer, "__call__", seen(hooks.leave))
+    call_before(tf.GradientTape, "__enter__", seen(lambda *_: hooks.count_tape(1)))
+    call_before(tf.GradientTape, "__exit__", seen(lambda *_: hooks.count_tape(-1)))
+    call_before(tf.GradientTape, "gradient", seen(hooks.backward))
+    call_after(tf, "clip_by_global_norm", seen(hooks.clipped))
     optimizer = keras.optimizers.Optimizer
     call_before(optimizer, "build", hooks.build)
-    call_before(optimizer, "apply", _eagerly(hooks.before_step))
-    call_after(optimizer, "apply", _eagerly(hooks.after_step))
-    call_before(optimizer, "_clip_gradients", _eagerly(hooks.clips))
-    call_after(optimizer, "_all_reduce_sum_gradients", _eagerly(hooks.reduced))
-
-
-def _eagerly(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, which is not called while a graph is made."""
-
-    @functools.wraps(hook)
-    def called_eagerly(*args: Any, **kwargs: Any) -> None:
-        if tf.executing_eagerly():
-            hook(*args, **kwargs)
-
-    return called_eagerly
+    call_before(optimizer, "apply", seen(hooks.before_step))
+    call_after(optimizer, "apply", seen(hooks.after_step))
+    call_before(optimizer, "_clip_gradients", seen(hooks.clips))
+    call_after(optimizer, "_all_reduce_sum_gradients", seen(hooks.reduced))
 
 
 def _call_finally(owner: type, name: str, hook: Callable[..., None]) -> None:
@@ -82,7 +86,13 @@ def _call_finally(owner: type, name: str, hook: Callable[..., None]) -> None:
 
 
 class _Replica:
-    """Models, optimizers and open facts of a replica."""
+    """Models, optimizers and open facts of a replica.
+
+    Attributes:
+        named: The weights of the step that is being recorded, or whose graph is being made.
+        started: What a graph has to compute before the facts of the step are complete.
+        facts: What is known of the step that runs, by the optimizer's index.
+    """
 
     def __init__(self, recorder: ProgramRecorder) -> None:
         self.recorder = recorder
@@ -90,7 +100,10 @@ class _Replica:
         self.tapes = 0
         self.models: list[keras.Layer] = []
         self.optimizers: list[keras.optimizers.Optimizer] = []
-        self.facts: dict[str, Any] = {}
+        self.named: dict[str, Any] = {}
+        self.started: tf.Tensor | None = None
+        self.facts: dict[int, dict[str, Any]] = defaultdict(dict)
+        self.with_initial: set[int] = set()
         self.host_random: dict[str, int] = {}
 
     def weights(self) -> dict[str, keras.Variable]:
@@ -103,8 +116,10 @@ class _Replica:
             weight.path: weight for model in self.models for weight in model.non_trainable_weights
         }
 
-    def fingerprints(self, values: Mapping[str, Any]) -> dict[str, list[Any]]:
-        return self.recorder.fingerprints(_arrays(values))
+    def event(self, kind: str, **facts: Any) -> None:
+        """Notes an event, if steps are recorded while it happens."""
+        if self.recorder.is_recording:
+            self.recorder.event(kind, **facts)
 
 
 class _Hooks:
@@ -114,18 +129,11 @@ class _Hooks:
         self._recorder = recorder
         self._replicas: dict[int | None, _Replica] = {}
         self._variables: dict[int, list[Any]] = {}
-        self._runs_eagerly = tf.config.functions_run_eagerly()
-        self._run_eagerly = tf.config.run_functions_eagerly
         self._horovod: Any = None
         self._compresses = False
 
-    def choose(self, run_eagerly: bool) -> None:
-        """Replaces `tf.config.run_functions_eagerly`: the choice waits for the last recorded step."""
-        self._runs_eagerly = run_eagerly
-        if not self._is_recording():
-            self._run_eagerly(run_eagerly)
-
-    def _is_recording(self) -> bool:
+    def is_recording(self) -> bool:
+        """Whether steps of a replica are recorded."""
         recorders = [replica.recorder for replica in self._replicas.values()] or [self._recorder]
         return any(recorder.is_recording for recorder in recorders)
 
@@ -133,7 +141,7 @@ class _Hooks:
         """The replica that computes; that of this process outside of replicas."""
         context = tf.distribute.get_replica_context()
         is_one_of_several = context is not None and context.num_replicas_in_sync > 1
-        index = int(context.replica_id_in_sync_group) if is_one_of_several else None
+        index = _index(context) if is_one_of_several else None
         if index in self._replicas:
             return self._replicas[index]
         if not self._replicas:
@@ -170,48 +178,56 @@ class _Hooks:
         if not any(weight.path in known for weight in layer.trainable_weights):
             replica.models.append(layer)
         layers = keras_private.layers_of(layer)
-        replica.recorder.event(
-            "forward",
-            rows=replica.recorder.rows(
-                [_array(each) for each in tensors],
-                channels_last=keras.config.image_data_format() == "channels_last",
-            ),
-            training=bool(kwargs.get("training")),
-            gradients=replica.tapes > 0,
-            dropout=any(map(keras_private.draws_random_numbers, layers)),
-            batch_norm=any(isinstance(e, keras.layers.BatchNormalization) for e in layers),
-            autocast=layer.compute_dtype != layer.variable_dtype,
-            wrapper=type(layer).__name__,
-            random={"keras": _random_state(layer)},
-            host_random=draws_since(replica.host_random),
-        )
+        facts = {
+            "training": bool(kwargs.get("training")),
+            "gradients": replica.tapes > 0,
+            "dropout": any(map(keras_private.draws_random_numbers, layers)),
+            "batch_norm": any(isinstance(e, keras.layers.BatchNormalization) for e in layers),
+            "autocast": layer.compute_dtype != layer.variable_dtype,
+            "wrapper": type(layer).__name__,
+            "host_random": draws_since(replica.host_random),
+        }
+        channels_last = keras.config.image_data_format() == "channels_last"
+
+        def record(values: Any) -> None:
+            batch, states = values
+            if replica.recorder.is_recording:
+                rows = replica.recorder.rows(batch, channels_last=channels_last)
+                replica.event("forward", rows=rows, random={"keras": _checksum(states)}, **facts)
+
+        read((tensors, _random_states(layer)), record)
 
     def backward(self, tape: Any, target: Any, *args: Any, **kwargs: Any) -> None:
         """Records the loss that is differentiated."""
         self._hook_horovod()
-        recorder, context = self._replica().recorder, tf.distribute.get_replica_context()
+        replica, context = self._replica(), tf.distribute.get_replica_context()
         losses = [each for each in tf.nest.flatten(target) if _has_value(each)]
-        if recorder.is_recording and losses and not losses[0].shape.rank:
-            replicas = 1 if context is None else context.num_replicas_in_sync
-            recorder.event("backward", loss=float(losses[0]) * replicas)  # losses are summed
+        if replica.recorder.is_recording and losses and losses[0].shape.rank == 0:
+            replicas = 1 if context is None else context.num_replicas_in_sync  # losses are summed
+            read(losses[0], lambda loss: replica.event("backward", loss=float(loss) * replicas))
 
     def clips(self, optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any]) -> None:
         """Records the norm before an optimizer clips, and its limit."""
         options = optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue
         limits = [each for each in options if each]
         tensors = [each for each in gradients if each is not None]
-        recorder = self._replica().recorder
-        if limits and recorder.is_recording and all(map(_has_value, tensors)):
-            norm = float(np.sqrt(sum(np.sum(np.square(_array(each))) for each in tensors)))
-            recorder.event("clip", norm=norm, limit=float(limits[0]))
+        replica = self._replica()
+        if limits and replica.recorder.is_recording and all(map(_has_value, tensors)):
+            self._record_clip(replica, tf.linalg.global_norm(tensors), limits[0])
 
     def clipped(
         self, result: Any, t_list: Sequence[Any], clip_norm: Any, *args: Any, **kwargs: Any
     ) -> None:
         """Records the norm that `tf.clip_by_global_norm` has computed or was given, and its limit."""
-        recorder = self._replica().recorder
-        if recorder.is_recording:
-            recorder.event("clip", norm=float(result[1]), limit=float(clip_norm))
+        replica = self._replica()
+        if replica.recorder.is_recording:
+            self._record_clip(replica, result[1], clip_norm)
+
+    def _record_clip(self, replica: _Replica, norm: Any, limit: Any) -> None:
+        read(
+            (norm, limit),
+            lambda read: replica.event("clip", norm=float(read[0]), limit=float(read[1])),
+        )
 
     def _hook_horovod(self) -> None:
         """Hooks the 16-bit compression of Horovod, which a program may import after Keras."""
@@ -236,20 +252,35 @@ class _Hooks:
     ) -> None:
         """Reads options and, before the first step, weights."""
         replica = self._replica()
-        is_first = optimizer not in replica.optimizers
-        if is_first:
+        if optimizer not in replica.optimizers:
             replica.optimizers.append(optimizer)
-        replica.facts = {}
-        if not replica.recorder.wants(replica.optimizers.index(optimizer)):
+        index = replica.optimizers.index(optimizer)
+        replica.named = {}
+        if not replica.recorder.wants(index):
             return
         is_read_again = isinstance(trainable_variables, list | tuple)
         variables = trainable_variables if is_read_again else self._variables[id(optimizer)]
-        named = {_name(variable): variable for variable in variables}
-        replica.facts = {"groups": [_group(optimizer, named)], "variables": named}
-        if is_first:
-            replica.recorder.set_rank(*_rank())
-            replica.facts |= replica.recorder.start(_arrays(named), _arrays(replica.state()))
-            replica.facts["untrained"] = sorted(set(replica.weights()) - set(named))
+        named = replica.named = {_name(variable): variable for variable in variables}
+        group = _group(optimizer, named)
+        untrained = sorted(set(replica.weights()) - set(named))
+        rank = _rank()
+
+        def record_options(rate: np.ndarray) -> None:
+            options = {**group["options"], "lr": float(rate)}
+            replica.facts[index]["groups"] = [{**group, "options": options}]
+
+        def is_first() -> bool:
+            return index not in replica.with_initial
+
+        def record_initial(values: Any) -> None:
+            weights, state = values
+            replica.with_initial.add(index)
+            replica.recorder.set_rank(*rank)
+            facts = replica.recorder.start(weights, state)
+            replica.facts[index] |= {**facts, "untrained": untrained}
+
+        read(optimizer.learning_rate, record_options)
+        replica.started = read_if(is_first, (named, replica.state()), record_initial)
 
     def reduced(
         self,
@@ -260,39 +291,43 @@ class _Hooks:
     ) -> None:
         """Reads the gradients that the optimizer gets, after the sum over replicas."""
         replica = self._replica()
-        if not replica.facts:
+        if not replica.named:
             return
-        names = {id(getattr(v, "value", v)): name for name, v in replica.facts["variables"].items()}
-        replica.facts["gradient"] = replica.fingerprints(
-            {names[id(variable)]: grad for grad, variable in pairs if grad is not None}
-        )
+        index = replica.optimizers.index(optimizer)
+        names = {id(_native(variable)): name for name, variable in replica.named.items()}
+
+        def record(values: Any) -> None:
+            if replica.recorder.wants(index):
+                replica.facts[index]["gradient"] = replica.recorder.fingerprints(values[0])
+
+        read_named([{names[id(v)]: each for each, v in pairs if each is not None}], record)
 
     def after_step(
         self, result: Any, optimizer: keras.optimizers.Optimizer, *args: Any, **kwargs: Any
     ) -> None:
         """Reads weights and state, and ends the record of the step."""
         replica = self._replica()
-        facts, replica.facts = replica.facts, {}
-        if "gradient" not in facts:  # it has accumulated gradients
+        named, replica.named = replica.named, {}
+        if not named:
             return
-        named = facts.pop("variables")
+        index = replica.optimizers.index(optimizer)
         slots = {
             _state_name(variable.path, optimizer.name, named): variable
             for variable in _variables(optimizer)
             if not variable.path.endswith("/learning_rate")
         }
-        replica.recorder.step(
-            replica.optimizers.index(optimizer),
-            {
-                **facts,
-                "compressed": self._compresses,
-                "weight": replica.fingerprints(named),
-                "optimizer_state": replica.fingerprints(slots),
-                "state": replica.fingerprints(replica.state()),
-            },
-        )
-        if not self._is_recording():
-            self._run_eagerly(self._runs_eagerly)
+
+        def record(values: Any) -> None:
+            if "gradient" not in replica.facts[index]:  # it has accumulated gradients
+                return
+            facts = replica.facts.pop(index)
+            if replica.recorder.wants(index):
+                kinds = ("weight", "optimizer_state", "state")
+                prints = map(replica.recorder.fingerprints, values)
+                facts |= {"compressed": self._compresses, **dict(zip(kinds, prints, strict=True))}
+                replica.recorder.step(index, facts)
+
+        read_named([named, slots, replica.state()], record, after=replica.started)
 
 
 def _rank() -> tuple[int, int]:
@@ -303,7 +338,12 @@ def _rank() -> tuple[int, int]:
     context = tf.distribute.get_replica_context()
     if context is None:
         return 0, 1
-    return int(context.replica_id_in_sync_group), context.num_replicas_in_sync
+    return _index(context), context.num_replicas_in_sync
+
+
+def _index(context: tf.distribute.ReplicaContext) -> int:
+    index = tf.convert_to_tensor(context.replica_id_in_sync_group)
+    return int(tf.get_static_value(index))
 
 
 def _variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
@@ -312,20 +352,27 @@ def _variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return variables
 
 
+def _native(variable: Any) -> tf.Variable:
+    """TensorFlow's variable of one of Keras, or itself."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
 def _name(variable: Any) -> str:
     return getattr(variable, "path", variable.name)
 
 
 def _group(optimizer: keras.optimizers.Optimizer, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The optimizer's options, and the names of its weights."""
-    options = {k: v for k, v in optimizer.get_config().items() if isinstance(v, int | float)}
+    """The optimizer's options but the learning rate, and the names of its weights."""
+    with tf.init_scope():  # it reads a variable
+        config = optimizer.get_config()
+    options = {k: v for k, v in config.items() if isinstance(v, int | float)}
     options.pop("learning_rate", None)  # that of the first step
     dtype = next(tf.as_dtype(variable.dtype).name for variable in named.values())
     return {
         "optimizer": type(optimizer).__name__,
         "dtype": dtype,
         "names": list(named),
-        "options": {**options, "lr": float(_array(optimizer.learning_rate))},
+        "options": options,
     }
 
 
@@ -341,31 +388,24 @@ def _state_name(path: str, optimizer: str, named: Mapping[str, Any]) -> str:
     return path
 
 
-def _random_state(layer: keras.Layer) -> int:
-    """CRC-32 of the states of a model's seed generators."""
-    crc = 0
-    for variable in layer.non_trainable_variables:
-        if variable.path.endswith("seed_generator_state"):
-            crc = zlib.crc32(_array(variable).tobytes(), crc)
-    return crc
+def _random_states(layer: keras.Layer) -> list[keras.Variable]:
+    """The states of a model's seed generators."""
+    variables = layer.non_trainable_variables
+    return [each for each in variables if each.path.endswith("seed_generator_state")]
+
+
+def _checksum(states: Iterable[np.ndarray]) -> int:
+    """CRC-32 of the states of seed generators."""
+    return functools.reduce(lambda crc, state: zlib.crc32(state.tobytes(), crc), states, 0)
 
 
 def _is_batch(value: Any) -> bool:
-    """Whether it is an array or a tensor with values and an axis of samples."""
-    return (isinstance(value, np.ndarray) or _has_value(value)) and len(value.shape) > 0
+    """Whether it is an array, or a tensor that has or will have values, with an axis of samples."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return _has_value(value) and value.shape.rank != 0
 
 
 def _has_value(value: Any) -> bool:
-    return tf.is_tensor(value) and hasattr(value, "numpy")
-
-
-def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: _array(value) for name, value in values.items()}
-
-
-def _array(value: Any) -> np.ndarray:
-    """The values of a tensor or variable; 16-bit floats as float32."""
-    tensor = tf.convert_to_tensor(value)
-    if tensor.dtype in (tf.float16, tf.bfloat16):
-        tensor = tf.cast(tensor, tf.float32)
-    return np.asarray(tensor)
+    """Whether it is a tensor with values, or of the graph that is being made."""
+    return tf.is_tensor(value) and (not tf.executing_eagerly() or hasattr(value, "numpy"))

@@ -105,17 +105,14 @@ def _fingerprint(flat: np.ndarray, dtype: np.dtype[Any]) -> Fingerprint:
     is_small = flat.size <= WHOLE
     squares, total, largest = 0.0, 0.0, [0.0]
     rows = []
-    block = np.empty(min(_BLOCK, flat.size), dtype)
     for start in range(0, flat.size, _BLOCK):
         part = flat[start : start + _BLOCK]
-        block = block[: part.size]
         values = part if part.dtype == dtype else part.astype(dtype)
-        squares += float(np.einsum("i,i", values, values))
-        total += float(values.sum())
+        squares += float(_column_sums(values, values).sum())
+        total += float(_column_sums(values).sum())
         largest += [float(part.max()), -float(part.min())]
         if not is_small:
-            np.multiply(values, _signs(dtype)[: part.size], out=block)
-            rows.append(_bucket_sums(block))
+            rows.append(_bucket_sums(_column_sums(values, _signs(dtype)[: part.size])))
     sample = tuple((flat if is_small else flat[_positions(flat.size)]).astype(np.float64).tolist())
     return Fingerprint(
         size=flat.size,
@@ -128,13 +125,35 @@ def _fingerprint(flat: np.ndarray, dtype: np.dtype[Any]) -> Fingerprint:
     )
 
 
-def _bucket_sums(signed: np.ndarray) -> np.ndarray:
-    """Sums of a vector of up to `_BLOCK` elements over equal positions modulo BUCKETS, float64."""
-    whole = signed.size - signed.size % _ROW
+def _column_sums(values: np.ndarray, factors: np.ndarray | None = None) -> np.ndarray:
+    """Sums of a vector of up to `_BLOCK` elements over equal positions modulo `_ROW`.
+
+    Args:
+        values: Vector.
+        factors: What each element is multiplied by, of the same dtype and size; None for 1.
+
+    Returns:
+        A vector of up to `_ROW` elements, float64 if there are so many.
+    """
+    whole = values.size - values.size % _ROW  # NumPy adds long rows faster than one vector
+    rest = values[whole:] if factors is None else values[whole:] * factors[whole:]
+    if not whole:
+        return rest
+    rows = values[:whole].reshape(-1, _ROW)
     sums = np.zeros(_ROW)
-    sums += signed[:whole].reshape(-1, _ROW).sum(axis=0)  # long rows are added faster
-    sums[: signed.size - whole] += signed[whole:]
-    by_bucket: np.ndarray = sums.reshape(-1, BUCKETS).sum(axis=0)
+    if factors is None:
+        sums += rows.sum(axis=0)
+    else:
+        sums += np.einsum("rc,rc->c", rows, factors[:whole].reshape(-1, _ROW))
+    sums[: rest.size] += rest
+    return sums
+
+
+def _bucket_sums(columns: np.ndarray) -> np.ndarray:
+    """Sums of a vector over equal positions modulo BUCKETS, float64."""
+    padded = np.zeros(-(-columns.size // BUCKETS) * BUCKETS)
+    padded[: columns.size] = columns
+    by_bucket: np.ndarray = padded.reshape(-1, BUCKETS).sum(axis=0)
     return by_bucket
 
 

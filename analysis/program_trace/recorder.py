@@ -8,6 +8,7 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,10 +17,14 @@ import numpy as np
 from isotrain.analysis.parity.tensor_sketch import fingerprint
 from isotrain.analysis.parity.trace import INITIAL_FILE
 from isotrain.analysis.program_trace.keras_axes import channels_first, in_torch_order
+from isotrain.core.system.hardware import cores
 
 FORMAT = 1
 HEADER = "process"
 """Kind of the first line of a trace file; all others are of kind `step`."""
+_LARGE = 1 << 18
+"""Number of elements from which on threads are worth their start."""
+_THREADS = 4
 
 
 def sample_hashes(arrays: Sequence[np.ndarray]) -> list[int]:
@@ -77,11 +82,18 @@ class Recorder:
         return sample_hashes([*map(channels_first, arrays)] if channels_last else arrays)
 
     def fingerprints(self, arrays: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
-        """Fingerprints as `parity` has them, of tensors with their axes in torch's order."""
-        return {
-            name: fingerprint(in_torch_order(name, array)).to_list()
-            for name, array in arrays.items()
-        }
+        """Fingerprints as `parity` has them, of tensors with their axes in torch's order.
+
+        Large ones are computed by several threads. These end with the call: the program may fork.
+        """
+
+        def taken(name: str) -> list[Any]:
+            return fingerprint(in_torch_order(name, arrays[name])).to_list()
+
+        if sum(array.size for array in arrays.values()) < _LARGE:
+            return {name: taken(name) for name in arrays}
+        with ThreadPoolExecutor(min(_THREADS, cores())) as pool:
+            return dict(zip(arrays, pool.map(taken, arrays), strict=True))
 
     def start(
         self, weights: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,6 +98,51 @@ for _ in range(3):
     optimizer.apply(gradients, trainable_variables=model.trainable_variables)
 print("functions run eagerly:", tf.config.functions_run_eagerly())
 """
+GRAPHS = """
+import sys
+import numpy as np
+import tensorflow as tf
+import keras
+
+if sys.argv[1] == "eagerly":
+    tf.config.run_functions_eagerly(True)
+draw = np.random.default_rng(0)
+x, y = draw.normal(size=(60, 8)).astype("float32"), draw.integers(3, size=60)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+calls = {}
+
+
+def made(name, optimizer, **options):
+    keras.utils.set_random_seed(1)
+    dense = keras.layers.Dense(16, "tanh", name="hidden")
+    norms = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dropout(0.3, seed=3)]
+    head = keras.layers.Dense(3, name="head")
+    model = keras.Sequential([keras.Input((8,)), dense, *norms, head], name=name)
+
+    @tf.function(**options)
+    def step(inputs, labels):
+        calls[name] = calls.get(name, 0) + 1
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(inputs, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+    return step
+
+
+rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+steps = [
+    made("graph", keras.optimizers.Adam(rate, global_clipnorm=0.5)),
+    made("xla", keras.optimizers.SGD(0.1), jit_compile=True),
+    made("accumulated", keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
+]
+for start in range(0, 60, 6):
+    for step in steps:
+        step(tf.constant(x[start : start + 6]), tf.constant(y[start : start + 6]))
+print("calls:", *map(calls.get, ("graph", "xla", "accumulated")))
+"""
+"""Steps that run as a graph, that XLA compiles, and that accumulate gradients."""
+
 HOROVOD = """
 import sys
 import numpy as np
@@ -206,6 +252,39 @@ def test_steps_by_keywords_are_recorded_and_the_choice_of_the_program_stays(
         assert len(steps) == 2
         clips = [(event["norm"], event["limit"]) for event in steps[0].first.of_kind("clip")]
         assert clips == [(pytest.approx(5.0), 1.0), (2.0, 1.0)]
+
+
+def test_steps_are_recorded_in_graphs_as_they_are_eagerly(tmp_path: Path) -> None:
+    """Functions that are traced once to be recorded and once to go on, which XLA then compiles."""
+    script = tmp_path / "graphs.py"
+    script.write_text(GRAPHS)
+    traces = []
+    for mode in ("eagerly", "graphs"):
+        command = [sys.executable, "-m", "isotrain", "trace", "--output", mode, "--steps", "4"]
+        made = subprocess.run(
+            [*command, "--", sys.executable, script.name, mode],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr
+        assert "not recorded" not in made.stderr
+        (counts,) = re.findall(r"calls: (\d+) (\d+) (\d+)", made.stdout)
+        assert all(int(n) == 10 if mode == "eagerly" else int(n) <= 3 for n in counts), counts
+        traces.append(read_trace(tmp_path / mode))
+    eager, graph = traces
+    assert [step.index for step in graph.steps].count(3) == 3
+    for one, other in ((eager, graph), (graph, eager)):
+        found = compare(one, other)
+        assert found.agree, found.differences[0]
+        assert found.steps == 12
+    for one, other in zip(eager.steps, graph.steps, strict=True):
+        kinds = [[event["event"] for event in step.first.events] for step in (one, other)]
+        assert kinds[0] == kinds[1]
+        assert one.rows() == other.rows()
+        states = [[e["random"] for e in step.first.passes()] for step in (one, other)]
+        assert states[0] == states[1]
+        assert bool(other.first.initial) == (other.index == 0)
 
 
 def test_an_exchange_of_horovod_in_16_bits_is_no_fault_and_none_is_one(tmp_path: Path) -> None:

@@ -89,6 +89,36 @@ def _probe_graphs() -> None:
     )
 
 
+def function_class() -> type[Any]:
+    """The class of what `tf.function` returns."""
+    return type(tf.function(lambda: None))
+
+
+def without_xla(function: Any) -> Any:
+    """Another `tf.function` with the Python function and the options of one, which XLA does not compile.
+
+    It has graphs of its own.
+    """
+    other = function._clone(None)
+    other._jit_compile = None
+    return other
+
+
+def _probe_without_xla() -> None:
+    traced = []
+
+    @tf.function(jit_compile=True)
+    def count(number: tf.Tensor) -> tf.Tensor:
+        traced.append(number)
+        tf.numpy_function(lambda: None, [], [])  # XLA cannot compile it
+        return number + 1
+
+    other = without_xla(count)
+    require(isinstance(other, function_class()), "a tf.function has a clone")
+    require(int(other(tf.constant(1))) == 2, "the clone computes the same, without XLA")
+    require(count.experimental_get_tracing_count() == 0, "the clone has graphs of its own")
+
+
 _HEARTBEAT_TIMEOUT_MS = 30 * 24 * 3600 * 1000
 
 
@@ -132,4 +162,5 @@ PROBES = (
     PrivateApiProbe("Module._flatten of generators", _probe_generators),
     PrivateApiProbe("platform/build_info.py", _probe_build_info),
     PrivateApiProbe("__internal__.FuncGraph", _probe_graphs),
+    PrivateApiProbe("Function._clone", _probe_without_xla),
 )

@@ -1,4 +1,4 @@
-"""What causes have in common: processes that part, factors between tensors, names."""
+"""Helpers of causes: names of tensors that part between processes, factors between gradients."""
 
 from __future__ import annotations
 

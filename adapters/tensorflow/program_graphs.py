@@ -1,0 +1,135 @@
+"""Values of tensors of a program that is not isotrain's: at once, or out of the graphs of its functions."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters.common.program_hooks import safe
+from isotrain.adapters.tensorflow.base import private_api
+
+Receive = Callable[[Any], None]
+
+
+class GraphHooks:
+    """Lets each function of TensorFlow have graphs with hooks, as long as steps are recorded.
+
+    A function then runs graphs of another one, which XLA does not compile: it cannot call Python. So a
+    function's own graphs are those that it has without hooks, and made after the last recorded step.
+    """
+
+    def __init__(self, is_recording: Callable[[], bool]) -> None:
+        """Hooks calls of all functions of this process.
+
+        Args:
+            is_recording: Whether steps are recorded.
+        """
+        self._is_recording = is_recording
+        self._calls = 0
+        self._hooked: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._hook(private_api.function_class())
+
+    def is_seen(self) -> bool:
+        """Whether values are there, or come when the graph runs that is being made."""
+        return tf.executing_eagerly() or self._calls > 0
+
+    def _hook(self, functions: type[Any]) -> None:
+        call = functions.__call__
+
+        @functools.wraps(call)
+        def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(function) is not functions or not self._is_recording():
+                return call(function, *args, **kwargs)
+            if function not in self._hooked:
+                self._hooked[function] = private_api.without_xla(function)
+            self._calls += 1
+            try:
+                return call(self._hooked[function], *args, **kwargs)
+            finally:
+                self._calls -= 1
+
+        functions.__call__ = called
+
+
+def read(tensors: Any, receive: Receive, after: tf.Tensor | None = None) -> None:
+    """Gives arrays of tensors to a function: now, or each time that the graph runs which is being made.
+
+    Calls in a graph are in the order in which they were made, except for those in its branches.
+
+    Args:
+        tensors: Nested tensors, variables and arrays; 16-bit floats arrive as float32.
+        receive: Takes them. Its errors are printed, and do not reach the program.
+        after: What the graph has to compute before.
+    """
+    flat = [*map(_plain, tf.nest.flatten(tensors))]
+    shape = tf.nest.map_structure(lambda _: 0, tensors)  # the graph would keep tensors
+
+    def received(*arrays: np.ndarray) -> None:
+        safe(receive)(tf.nest.pack_sequence_as(shape, [*map(np.asarray, arrays)]))
+
+    if tf.executing_eagerly():
+        received(*flat)
+        return
+    with tf.control_dependencies([] if after is None else [after]):
+        tf.numpy_function(received, flat, [])
+
+
+def read_named(
+    by_name: Sequence[Mapping[str, Any]], receive: Receive, after: tf.Tensor | None = None
+) -> None:
+    """Does as `read` with tensors by name, of which kernels lie in memory as torch's do.
+
+    There, their last two axes are the first. TensorFlow turns them in a third of the time of NumPy.
+    """
+    turned = [{name: _turned(name, value) for name, value in each.items()} for each in by_name]
+
+    def received(values: Any) -> None:
+        receive([{n: _turned_back(n, array) for n, array in each.items()} for each in values])
+
+    read(turned, received, after)
+
+
+def _turned(name: str, value: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(value)
+    rank = tensor.shape.rank or 0
+    if not _is_kernel(name, rank):
+        return tensor
+    return tf.transpose(tensor, (rank - 1, rank - 2, *range(rank - 2)))
+
+
+def _turned_back(name: str, array: np.ndarray) -> np.ndarray:
+    return np.moveaxis(array, (0, 1), (-1, -2)) if _is_kernel(name, array.ndim) else array
+
+
+def _is_kernel(name: str, rank: int) -> bool:
+    return "kernel" in name and rank >= 2
+
+
+def read_if(condition: Callable[[], bool], tensors: Any, receive: Receive) -> tf.Tensor | None:
+    """Does as `read` if a condition holds, which is asked whenever the graph runs; else reads no tensors.
+
+    Returns:
+        What other reads of a graph have to come after.
+    """
+    if tf.executing_eagerly():
+        if condition():
+            read(tensors, receive)
+        return None
+
+    def branch() -> tf.Tensor:
+        read(tensors, receive)
+        return tf.constant(0)
+
+    holds = tf.numpy_function(lambda: np.bool_(condition()), [], tf.bool)
+    holds.set_shape(())
+    return tf.cond(holds, branch, lambda: tf.constant(0))
+
+
+def _plain(value: Any) -> tf.Tensor:
+    tensor = tf.convert_to_tensor(value)
+    return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.float16, tf.bfloat16) else tensor
