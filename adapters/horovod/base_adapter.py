@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _SHUT_DOWN = "Horovod has been shut down"
 """Text of the error of Horovod's TensorFlow operations, which have no exception class of Horovod."""
 
-
 INSTALL_HINT = "build it for the installed frameworks: python -m isotrain.build_horovod"
 REBUILD_HINT = "rebuild it for the installed frameworks: python -m isotrain.build_horovod"
 _BUILD_VARIABLES = {"mpi": "ISOTRAIN_HOROVOD_MPI=1 ", "nccl": "HOROVOD_GPU_OPERATIONS=NCCL "}
@@ -164,6 +163,27 @@ class Horovod(TcpParameterServer):
         from horovod.common.exceptions import HorovodInternalError
 
         return isinstance(error, HorovodInternalError) or _SHUT_DOWN in str(error)
+
+    def why_not_elastic(self) -> str | None:
+        build = build_info.installed(self.framework)
+        if build and build.extension and build_info.survives_failed_start(build.extension):
+            return None
+        return (
+            "this build of Horovod ends all processes if one is lost while they connect;"
+            f" {REBUILD_HINT}"
+        )
+
+    def interrupt_group(self) -> None:
+        if "horovod" in sys.modules:
+            from isotrain.adapters.horovod import rendezvous
+
+            rendezvous.interrupt()
+
+    def abandon_group(self) -> None:
+        if (hvd := sys.modules.get(f"horovod.{self.framework}")) is not None:
+            from isotrain.adapters.horovod import runtime
+
+            runtime.abandon(hvd)
 
     def accelerators(self) -> int:
         return visible_gpus() if self._is_built_with("nccl") else 0

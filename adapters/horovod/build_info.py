@@ -19,6 +19,8 @@ _CLASS_SYMBOLS = {
     "mpi": b"13MPIController",
     "nccl": b"13NCCLAllreduce",
 }
+_FAILED_START = b"Horovod could not reach the other processes"
+"""Text of a Horovod whose start can fail and be tried again (part 8 of the patch of `build_horovod`)."""
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
@@ -63,11 +65,21 @@ def _recorded_version(folder: Path, framework: str) -> str | None:
 @functools.cache
 def has_collective(extension: Path, collective: str) -> bool:
     """Whether the compiled library has the class that implements a collective."""
+    return _contains(extension, _CLASS_SYMBOLS[collective])
+
+
+@functools.cache
+def survives_failed_start(extension: Path) -> bool:
+    """Whether a process lives on where Horovod's start fails because another process is lost."""
+    return _contains(extension, _FAILED_START)
+
+
+def _contains(extension: Path, text: bytes) -> bool:
     with (
         extension.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
-        return content.find(_CLASS_SYMBOLS[collective]) >= 0
+        return content.find(text) >= 0
 
 
 def started_by_mpi() -> bool:

@@ -19,6 +19,10 @@ ARRIVALS = "isotrain"
 """Scope of the keys under which ranks announce themselves."""
 ALL_ARRIVED = "all"
 """Key that is set once all ranks have announced themselves."""
+ADDRESS_BYTES = 136
+"""Size of an address of Gloo in the rendezvous: a `struct sockaddr_storage`, and a number."""
+NO_ADDRESS = b"lost"
+"""Value that Gloo refuses, with an error, where it expects addresses."""
 _OPERATIONS = {"torch": "mpi_lib", "tensorflow": "MPI_LIB"}
 """Name of the compiled operations in `mpi_ops`, by framework."""
 _POLL_S = 0.02
@@ -30,9 +34,10 @@ class RendezvousServer(RendezvousHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     """Ranks that may connect at once; with the default of 5, others would retry after 1 s, or 3 s."""
+    _handler = RendezvousHandler
 
     def __init__(self, host: str, port: int) -> None:
-        super().__init__((host, port), RendezvousHandler, False)
+        super().__init__((host, port), self._handler, False)
         self._thread = threading.Thread(target=self.serve_forever, args=(_POLL_S,), daemon=True)
         self._thread.start()
 
@@ -57,6 +62,35 @@ class RendezvousServer(RendezvousHTTPServer):
         self.shutdown()
         self.server_close()
         self._thread.join()
+
+
+class _RelayHandler(RendezvousHandler):
+    """Handler of a relay, which keeps no values and so has none to delete."""
+
+    server: RendezvousRelay
+
+    def _get_value(self, scope: str, key: str) -> bytes | None:
+        return self.server.read(f"/{scope}/{key}")
+
+    def _put_value(self, scope: str, key: str, value: bytes) -> None:
+        self.server.write(f"/{scope}/{key}", value)
+
+    def do_DELETE(self) -> None:
+        self.send_status_code(HTTPStatus.OK)
+
+
+class RendezvousRelay(RendezvousServer):
+    """Rendezvous server whose values are elsewhere."""
+
+    _handler = _RelayHandler
+
+    def read(self, path: str) -> bytes | None:
+        """Value at `/SCOPE/KEY`; None: there is none yet. On any thread."""
+        raise NotImplementedError
+
+    def write(self, path: str, value: bytes) -> None:
+        """Sets the value at `/SCOPE/KEY`. On any thread."""
+        raise NotImplementedError
 
 
 def _probe_rendezvous() -> None:

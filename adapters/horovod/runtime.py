@@ -5,20 +5,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import errno
-import http.client
 import itertools
 import math
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 
 import psutil
 
 from isotrain.adapters.horovod import build_info, recorded
-from isotrain.adapters.horovod.private_api import ALL_ARRIVED, ARRIVALS, RendezvousServer
+from isotrain.adapters.horovod.rendezvous import allow_waiting, rendezvous
 from isotrain.plugin import (
     DATA,
     RECORDED,
@@ -36,8 +32,6 @@ from isotrain.plugin import (
     local_subgroup,
 )
 
-_POLL_S = 0.02
-_REQUEST_TIMEOUT_S = 5.0
 _MEBIBYTE = 1 << 20
 _MPI_THREADS = 3
 """MPI_THREAD_MULTIPLE: Horovod calls MPI on its own thread."""
@@ -72,8 +66,9 @@ def start(
         )
     else:
         require_mpi_unused()
-        with _rendezvous(context, backend_config.timeout):
-            variables = _common_variables(backend_config) | _gloo_variables(context, backend_config)
+        with rendezvous(context, backend_config.timeout) as address:
+            variables = _common_variables(backend_config)
+            variables |= _gloo_variables(context, backend_config, address)
             _initialize(hvd, variables, context, process_sets)
             _sync(hvd)
 
@@ -98,6 +93,15 @@ def single_process(hvd: Any) -> Iterator[None]:
 def stop(hvd: Any) -> None:
     """Shuts Horovod down. Collective: the caller must make sure that every process has arrived here."""
     hvd.shutdown()
+
+
+def abandon(hvd: Any) -> None:
+    """Shuts Horovod down where other processes may be lost. Local.
+
+    Processes that are there shut down together; a process that is not ends the connections of the others.
+    """
+    hvd.shutdown()
+    allow_waiting()
 
 
 class ProcessSets:
@@ -227,9 +231,11 @@ def _mpi_variables() -> dict[str, str]:
     return {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 
 
-def _gloo_variables(context: ProcessContext, backend_config: BackendConfig) -> dict[str, str]:
+def _gloo_variables(
+    context: ProcessContext, backend_config: BackendConfig, rendezvous_address: tuple[str, int]
+) -> dict[str, str]:
     """Environment variables that `horovodrun` would have set for this process."""
-    host, port = context.rendezvous
+    host, port = rendezvous_address
     hosts = [process.host for process in context.processes]
     hosts_with_local_rank = [
         name for name in dict.fromkeys(hosts) if hosts.count(name) > context.local_rank
@@ -262,82 +268,6 @@ def _network_interface(host: str) -> str:
         f"This process's address is {host!r} ({', '.join(sorted(map(str, host_addresses)))}), but no network"
         f" interface of this machine has it. Interfaces: {', '.join(sorted(interfaces))}."
     )
-
-
-@contextlib.contextmanager
-def _rendezvous(context: ProcessContext, timeout: float) -> Iterator[None]:
-    """Context for Horovod's start: rank 0 runs the rendezvous server, other ranks wait for it."""
-    deadline = time.monotonic() + timeout
-    host, port = context.rendezvous
-    if context.rank != 0:
-        _announce(context, deadline, timeout)
-        yield
-        return
-    server = _open_server(host, port)
-    try:
-        _await_arrivals(server, context.world_size, deadline, timeout)
-        server.set_all_arrived()
-        yield
-    finally:
-        server.stop()
-
-
-def _open_server(host: str, port: int) -> RendezvousServer:
-    try:
-        return RendezvousServer(host, port)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PlanError(
-                f"Port {port} on {host} is already in use, and Horovod's rendezvous needs it."
-                " End the program that uses it, or choose another port."
-            ) from error
-        raise IsotrainError(f"Cannot listen on {host}:{port}: {error}.") from error
-
-
-def _await_arrivals(
-    server: RendezvousServer, world_size: int, deadline: float, timeout: float
-) -> None:
-    while missing := server.missing(world_size):
-        if time.monotonic() > deadline:
-            ranks = ", ".join(map(str, missing))
-            raise PeerLostError(
-                f"Of {world_size} processes, rank {ranks} did not come within {timeout:g} s."
-            )
-        time.sleep(_POLL_S)
-
-
-def _announce(context: ProcessContext, deadline: float, timeout: float) -> None:
-    """Announces this rank to rank 0, and waits until all ranks have arrived.
-
-    Horovod itself would end the process without an error if rank 0's server were late or stopped.
-    """
-    host, port = context.rendezvous
-    is_announced = False
-    while True:
-        try:
-            if not is_announced:
-                is_announced = _request(host, port, "PUT", str(context.rank)) == HTTPStatus.OK
-            elif _request(host, port, "GET", ALL_ARRIVED) == HTTPStatus.OK:
-                return
-            problem = "not all processes have arrived"
-        except (OSError, http.client.HTTPException) as error:
-            problem = str(error)
-        if time.monotonic() > deadline:
-            raise PeerLostError(
-                f"Rank {context.rank} waited {timeout:g} s for rank 0 at {host}:{port}: {problem}."
-            )
-        time.sleep(_POLL_S)
-
-
-def _request(host: str, port: int, method: str, key: str) -> int:
-    connection = http.client.HTTPConnection(host, port, timeout=_REQUEST_TIMEOUT_S)
-    try:
-        connection.request(method, f"/{ARRIVALS}/{key}", body=b"here")
-        response = connection.getresponse()
-        response.read()
-        return response.status
-    finally:
-        connection.close()
 
 
 class _ProcessState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 import pytest
@@ -18,14 +19,17 @@ from integration.elastic_runs import (
     assert_same,
     changes_of,
     changes_told,
+    die,
     native,
     portable,
+    process,
     require_whole_history,
     run,
     spec,
 )
 
 import isotrain
+from isotrain.adapters.horovod import build_info
 
 pytestmark = [
     pytest.mark.usefixtures("no_processes_left"),
@@ -42,6 +46,8 @@ ON_BACKENDS = pytest.mark.parametrize(
     [
         ("torch-ddp", "native"),
         ("torch-ddp", "portable"),
+        ("horovod-torch", "native"),
+        ("horovod-torch", "portable"),
     ],
 )
 
@@ -71,7 +77,7 @@ def test_newcomers_join(backend: str, model: str, tmp_path: Path) -> None:
     assert changes_told(events) == [({"1"}, [], [0]), (set(), [2], [0, 2]), ({"0"}, [], [2])]
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp"])
+@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
 def test_a_replica_joins_one(backend: str, tmp_path: Path) -> None:
     folder, changes = tmp_path / "run", {"model": MODELS["native"], "backend": backend}
     whole, _ = run(tmp_path / "whole", 1, **changes, elastic=None)
@@ -93,7 +99,7 @@ class KeepsGroup:
         self.group = session.group
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp"])
+@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
 def test_the_others_go_on_where_a_callback_keeps_the_group(backend: str, tmp_path: Path) -> None:
     """The connections are closed although it does: others wait for those that have left."""
     changes = {"model": MODELS["native"], "backend": backend, "timeouts": {"progress": 60}}
@@ -101,3 +107,62 @@ def test_the_others_go_on_where_a_callback_keeps_the_group(backend: str, tmp_pat
     result, events = run(tmp_path / "run", 5, **changes, callbacks=callbacks)
     assert len(result.history.loss) == STEPS
     assert [list(change["members"]) for change in changes_of(events)] == [[0, 1, 3, 4]]
+
+
+class DiesWhileTheyConnect:
+    """Rank 1 is killed, and another process while Horovod connects those that are left: at some addresses.
+
+    Attributes:
+        other: Rank of the other process.
+        has_told: Whether it has told the others its addresses.
+    """
+
+    def __init__(self, other: int, *, has_told: bool) -> None:
+        self.other = other
+        self.has_told = has_told
+
+    def on_start(self, session: isotrain.Session) -> None:
+        from isotrain.adapters.horovod.private_api import ADDRESS_BYTES
+        from isotrain.adapters.horovod.rendezvous import InterruptibleRelay
+
+        write = InterruptibleRelay.write
+
+        def writing(relay: InterruptibleRelay, path: str, value: bytes) -> None:
+            are_addresses = bool(value) and not len(value) % ADDRESS_BYTES
+            if are_addresses and not self.has_told:
+                die()
+            write(relay, path, value)
+            if are_addresses:
+                die()
+
+        if process() == self.other:
+            mock.patch.object(InterruptibleRelay, "write", writing).start()
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if (process(), batch.step) == (1, 2):
+            die()
+
+
+@pytest.mark.parametrize("other", [0, 3])
+@pytest.mark.parametrize("has_told", [False, True])
+def test_horovod_goes_on_where_a_process_is_lost_while_they_connect(
+    other: int, has_told: bool, tmp_path: Path
+) -> None:
+    """Their own timeout, of a minute, does not decide: they are interrupted."""
+    changes = {"model": MODELS["native"], "timeouts": {"progress": 60}}
+    callbacks = [DiesWhileTheyConnect(other, has_told=has_told)]
+    whole, _ = run(tmp_path / "whole", 4, backend="horovod-torch", **changes, elastic=None)
+    found, events = run(
+        tmp_path / "run", 4, backend="horovod-torch", **changes, callbacks=callbacks
+    )
+    assert_same(found, whole)
+    require_whole_history(events)
+    left = [rank for rank in (0, 2, 3) if rank != other]
+    assert [each["members"] for each in changes_of(events)] == [(0, 2, 3), tuple(left)]
+
+
+def test_a_build_that_does_not_survive_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_info, "survives_failed_start", lambda extension: False)
+    expected = "elastic: backend 'horovod-torch': this build .* python -m isotrain.build_horovod"
+    with pytest.raises(isotrain.UnsupportedError, match=expected):
+        isotrain.plan(spec(model=MODELS["native"]), backend="horovod-torch", replicas=2)
