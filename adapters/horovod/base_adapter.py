@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _SHUT_DOWN = "Horovod has been shut down"
 """Text of the error of Horovod's TensorFlow operations, which have no exception class of Horovod."""
+_GLOO = "/gloo/"
+"""Folder of the source file that Gloo's errors name, which such operations pass on."""
 
 INSTALL_HINT = "build it for the installed frameworks: python -m isotrain.build_horovod"
 REBUILD_HINT = "rebuild it for the installed frameworks: python -m isotrain.build_horovod"
@@ -162,7 +164,9 @@ class Horovod(TcpParameterServer):
             return False
         from horovod.common.exceptions import HorovodInternalError
 
-        return isinstance(error, HorovodInternalError) or _SHUT_DOWN in str(error)
+        text = str(error)
+        is_of_operation = type(error).__module__.startswith(f"{self.framework}.") and _GLOO in text
+        return isinstance(error, HorovodInternalError) or _SHUT_DOWN in text or is_of_operation
 
     def why_not_elastic(self) -> str | None:
         build = build_info.installed(self.framework)

@@ -27,9 +27,6 @@ class HorovodTF(MultiProcessAdapter, Horovod):
             return FRESH_UNDER_MPI
         return self.forked(device, __name__, "isotrain.adapters.horovod.tf_comm")
 
-    def why_not_elastic(self) -> str | None:
-        return "in another process group its steps are not those of an undisturbed run yet"
-
     def connect_processes(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> HorovodCommunicator:

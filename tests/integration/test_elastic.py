@@ -274,7 +274,6 @@ def test_a_session_that_a_callback_keeps_keeps_no_model(
         ({"strategy": "local-sgd"}, "reference", UnsupportedError, "under strategy 'local-sgd'"),
         ({}, "tf-multiworker", UnsupportedError, "cannot change its cluster in a living process"),
         ({}, "tf-mirrored", UnsupportedError, "elastic: backend 'tf-mirrored'"),
-        ({}, "horovod-tf", UnsupportedError, "elastic: backend 'horovod-tf'"),
         (
             {"global_batch_size": None, "local_batch_size": 3},
             "reference",

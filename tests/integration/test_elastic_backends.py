@@ -48,6 +48,7 @@ ON_BACKENDS = pytest.mark.parametrize(
         ("torch-ddp", "portable"),
         ("horovod-torch", "native"),
         ("horovod-torch", "portable"),
+        ("horovod-tf", "portable"),
     ],
 )
 

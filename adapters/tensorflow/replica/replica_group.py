@@ -283,7 +283,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             loss, gradients = self._reduced(loss, gradients, weight)
             if clock is not None and self.replicas > 1:
                 gradients = clock.mark(gradients)
-            trainer.update.apply(gradients)
+            # Where a process is lost, a step is taken as a whole or not at all, with the optimizer's count.
+            reduced = [loss, *gradients] if self._spec.elastic is not None else []
+            with tf.control_dependencies([each for each in reduced if each is not None]):
+                trainer.update.apply(gradients)
             return loss, [] if clock is None else clock.times
 
         with self._trainer.update.learning_rate(rate):
