@@ -110,6 +110,11 @@ _OWN_NORM = (
     "strategy pipeline: clip.global_norm: under schedule pipedream each stage is updated as soon as it has"
     " its gradients, and no process knows the norm of all. Use `value` or `norm`, or another schedule."
 )
+_SCALED = (
+    "strategy pipeline: scaling: under schedule pipedream an update is by one micro-batch of each process,"
+    " not by a global batch, which the rule counts. Leave `scaling` out and give the learning rate for such"
+    " an update, or take another schedule."
+)
 _NOT_CAPTURED = "training steps of stages are computed by Keras, and not replayed from a CUDA graph"
 
 
@@ -211,12 +216,11 @@ class Pipeline(Strategy):
         for field, why in _REFUSED_FIELDS.items():
             if getattr(spec, field):
                 raise UnsupportedError(f"strategy {self.name}: {field}: {why}.")
-        if (
-            self.updates_within_steps
-            and spec.clip is not None
-            and spec.clip.global_norm is not None
-        ):
-            raise UnsupportedError(_OWN_NORM)
+        if self.updates_within_steps:
+            if spec.clip is not None and spec.clip.global_norm is not None:
+                raise UnsupportedError(_OWN_NORM)
+            if spec.scaling.rule != "none":
+                raise UnsupportedError(_SCALED)
         if self._modules and not isinstance(spec.model, Mapping):
             raise UnsupportedError(
                 f"strategy {self.name}: modules: the layers of a portable model are taken from its graph."

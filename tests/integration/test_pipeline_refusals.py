@@ -23,6 +23,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "processes": (under({"stages": [1, 5]}), "stage 2 has 5 processes for 4 micro-batches"),
     "no processes": (under({"stages": [2, 0]}), "a whole number of at least 1, received 0"),
     "norm of all": (under({"schedule": "pipedream"}), "clip.global_norm: under schedule pipedream"),
+    "scaling": (
+        {
+            **under({"schedule": "pipedream"}),
+            "clip": None,
+            "scaling": {"rule": "sqrt", "base_batch_size": 2},
+        },
+        "scaling: under schedule pipedream .* the learning rate for such an update",
+    ),
     "vertical sync": (
         under({"vertical_sync": True}),
         "'pipedream' alone has it; received .*'1f1b'",
