@@ -335,9 +335,8 @@ class Pipeline(Strategy):
         stages = [sum(chunks[stage :: self._stages]) for stage in range(self._stages)]
         delays, largest = [0] * self._stages, max(stages)
         if self._is_delayed:
-            shape = self._shape_of(
-                max(self._processes)
-            )  # delays do not depend on the micro-batches
+            # Delays do not depend on the number of micro-batches.
+            shape = self._shape_of(max(self._processes))
             versions = stage_versions(self._schedule, shape, self._vertical_sync)
             delays = [each.delay for each in versions]
         return StateBytes(
