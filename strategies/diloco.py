@@ -21,6 +21,7 @@ from isotrain.plugin import (
     Batch,
     Capability,
     Plan,
+    PlanError,
     Replica,
     ReplicaGroup,
     StrategyState,
@@ -66,12 +67,12 @@ class _Exchange:
 
     Attributes:
         fragment: Index of the fragment.
-        due: Step after which the outer step is taken.
+        steps_left: Local steps until the outer step is taken.
         wait: Waits for the mean outer gradient: one vector for each local replica. To be called once.
     """
 
     fragment: int
-    due: int
+    steps_left: int
     wait: Callable[[], list[Tensor]]
 
 
@@ -117,16 +118,15 @@ class DiLoCo(LocalSGD):
         super().__init__(every, start)
         self.equals_data_parallel = False
         rate = option_checks.positive(self.name, "outer_rate", outer_rate)
-        if outer_momentum:
-            option_checks.fraction(self.name, "outer_momentum", outer_momentum)
+        option_checks.fraction_or_zero(self.name, "outer_momentum", outer_momentum)
         if bits not in (None, 4, 8):
             raise option_checks.option_error(self.name, "bits", "8, 4 or none", bits)
         self._outer = (rate, float(outer_momentum))
         self._bits = bits
         self._fragment_count = option_checks.whole_number(self.name, "fragments", fragments, 1)
         self._overlap = option_checks.whole_number(self.name, "overlap", overlap, 0)
-        self._check_schedule(mix)
-        self._mix = (_MIX if mix is None else float(mix)) if overlap else 0.0
+        self._check_schedule(every, mix)
+        self._mix = _MIX if mix is None else float(mix)
         if overlap:
             without = "each exchange is waited for, with the same results"
             self.prefers = {Capability.ASYNCHRONOUS_COLLECTIVES: without}
@@ -134,30 +134,30 @@ class DiLoCo(LocalSGD):
         self._fragments: list[_Fragment] = []
         self._under_way: list[_Exchange] = []
 
-    def _check_schedule(self, mix: Any) -> None:
+    def _check_schedule(self, every: Any, mix: Any) -> None:
         """Checks whether the options of fragments and overlap fit each other and `every`.
 
         Raises:
             PlanError: They do not.
         """
         fragments, overlap = self._fragment_count, self._overlap
-        (_, every), *changes = self._phases
+        (_, steps), *changes = self._phases
         if changes and (fragments > 1 or overlap):
-            raise option_checks.option_error(
-                self.name, "every", "a number, with fragments or overlap", self._phases
-            )
-        if fragments > every:
-            expected = f"at most {every}, as every"
+            expected = "a number, with fragments or overlap"
+            raise option_checks.option_error(self.name, "every", expected, every)
+        if fragments > steps:
+            expected = f"at most {steps}, as every"
             raise option_checks.option_error(self.name, "fragments", expected, fragments)
-        if overlap and overlap >= every:
-            expected = f"less than every, {every}"
+        if overlap and overlap >= steps:
+            expected = f"less than every, {steps}"
             raise option_checks.option_error(self.name, "overlap", expected, overlap)
         if mix is None:
             return
         if not overlap:
-            raise option_checks.option_error(self.name, "mix", "an overlap with it", mix)
-        if mix:
-            option_checks.fraction(self.name, "mix", mix)
+            raise PlanError(
+                f"strategy {self.name}: mix needs overlap: set overlap, or leave mix out."
+            )
+        option_checks.fraction_or_zero(self.name, "mix", mix)
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> None:
         """Keeps the number of trainable weights' elements, for `exchanged_bytes`."""
@@ -165,7 +165,10 @@ class DiLoCo(LocalSGD):
         self._element_count = sum(map(math.prod, plan.weight_shapes or ()))
 
     def started(self, group: ReplicaGroup) -> None:
-        """Takes the replicas' weights as the outer ones, with a momentum of zero."""
+        """Takes the replicas' weights as the outer ones, with a momentum of zero.
+
+        Leaves out exchanges under way, whose group may have lost members.
+        """
         vectors = group.compute(read_trainable)
         count, length = self._fragment_count, vectors[0].shape[0]
         bounds = [length * index // count for index in range(count + 1)]
@@ -181,23 +184,31 @@ class DiLoCo(LocalSGD):
             exchange.wait()
         self.started(group)
 
-    def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Takes a local step, and an outer one where it is due; synchronous steps before `start`.
-
-        Returns the mean loss, a scalar.
-        """
-        if 0 < batch.step == self._start:
-            self.started(group)
-        return super().step(group, batch, learning_rate)
+    def _begin_local_steps(self, group: ReplicaGroup) -> None:
+        self.started(group)
 
     def _local_step_taken(self, group: ReplicaGroup, batch: Batch) -> None:
-        """Begins the exchanges of this step, and takes the outer steps that are due after it. Collective."""
+        """Begins the exchanges of this step, and takes the outer steps that are due after it. Collective.
+
+        One that is due later is taken now where its fragment is exchanged again, as after a seek.
+        """
         for fragment in self._fragments:
             fragment.counts.add(batch)
-        for index in self._exchanged_after(batch.step):
-            self._under_way.append(self._begin_exchange(group, index, batch.step + self._overlap))
-        while self._under_way and self._under_way[0].due <= batch.step:
-            self._take_outer_step(group, self._under_way.pop(0), self._mix)
+        begun = self._exchanged_after(batch.step)
+        waiting = []
+        for exchange in self._under_way:
+            exchange.steps_left -= 1
+            if exchange.steps_left > 0 and exchange.fragment not in begun:
+                waiting.append(exchange)
+            else:
+                self._take_outer_step(group, exchange)
+        self._under_way = waiting
+        for index in begun:
+            exchange = self._begin_exchange(group, index)
+            if self._overlap:
+                self._under_way.append(exchange)
+            else:
+                self._take_outer_step(group, exchange)
 
     def _exchanged_after(self, step: int) -> list[int]:
         """Indices of the fragments whose exchange begins after a step; equal on all ranks."""
@@ -210,7 +221,7 @@ class DiLoCo(LocalSGD):
         )
         return [index for index, offset in enumerate(offsets) if (taken - offset) % every == 0]
 
-    def _begin_exchange(self, group: ReplicaGroup, index: int, due: int) -> _Exchange:
+    def _begin_exchange(self, group: ReplicaGroup, index: int) -> _Exchange:
         """Begins to exchange the outer gradients of a fragment. Collective.
 
         Moving statistics are averaged with the last fragment, as in a synchronous step.
@@ -223,7 +234,8 @@ class DiLoCo(LocalSGD):
         static = (fragment.start, fragment.stop, self._bits)
         sent = group.compute(outer_gradient, fragment.state, *weights, static=static)
         if self._bits is None:
-            return _Exchange(index, due, group.all_reduce_async([each[0] for each in sent], "mean"))
+            means = group.all_reduce_async([each[0] for each in sent], "mean")
+            return _Exchange(index, self._overlap, means)
         for state, (*_, errors) in zip(fragment.state, sent, strict=True):
             state[2] = errors
         packed, scales = (
@@ -234,23 +246,26 @@ class DiLoCo(LocalSGD):
         def wait() -> list[Tensor]:
             return group.compute(decoded_mean, packed(), scales(), static=decoding)
 
-        return _Exchange(index, due, wait)
+        return _Exchange(index, self._overlap, wait)
 
-    def _take_outer_step(self, group: ReplicaGroup, exchange: _Exchange, mix: float) -> None:
-        """Takes the outer step of an exchange, and sets the replica's weights. Local, once it is done."""
+    def _take_outer_step(self, group: ReplicaGroup, exchange: _Exchange) -> None:
+        """Takes the outer step of an exchange, and sets the replica's weights. Local, once it is done.
+
+        The replica's own weights are mixed in where it took local steps since the exchange began.
+        """
         fragment = self._fragments[exchange.fragment]
+        mix = self._mix if fragment.counts.steps else 0.0
         static = (fragment.start, fragment.stop, *self._outer, mix)
         fragment.state = group.compute(outer_step, fragment.state, exchange.wait(), static=static)
 
     def finished(self, group: ReplicaGroup) -> None:
         """Ends the exchanges, takes outer steps for the last local ones, and gives all the outer weights."""
-        while self._under_way:
-            exchange = self._under_way.pop(0)
-            is_last = not self._fragments[exchange.fragment].counts.steps
-            self._take_outer_step(group, exchange, 0.0 if is_last else self._mix)
+        for exchange in self._under_way:
+            self._take_outer_step(group, exchange)
+        self._under_way = []
         for index, fragment in enumerate(self._fragments):
             if fragment.counts.steps:
-                self._take_outer_step(group, self._begin_exchange(group, index, 0), 0.0)
+                self._take_outer_step(group, self._begin_exchange(group, index))
 
     def sync_weights(self, group: ReplicaGroup) -> None:
         """Averages the weights, weighted by the samples since all of them were exchanged. Collective."""
@@ -265,7 +280,8 @@ class DiLoCo(LocalSGD):
         values = {
             "steps": [each.counts.steps for each in self._fragments],
             "even": [each.counts.even for each in self._fragments],
-            "due": [[each.fragment, each.due] for each in self._under_way],
+            "local": self._is_local,
+            "under_way": [[each.fragment, each.steps_left] for each in self._under_way],
         }
         outer, momentum = (self._vector(group, 0, place) for place in (0, 1))
         tensors = {"outer": outer, "momentum": momentum}
@@ -292,11 +308,14 @@ class DiLoCo(LocalSGD):
     def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:
         """Restores all of it; samples and residuals only with the same number of replicas.
 
+        Exchanges under way have at most `overlap` local steps left, whatever it was before.
+
         Raises:
             UnsupportedError: The state is of another number of fragments.
         """
-        self.started(group)
+        self.state_written(group)
         values, count = state.values, self._fragment_count
+        self._is_local = values["local"]
         if len(values["steps"]) != count:
             raise UnsupportedError(
                 f"strategy {self.name}: fragments: the checkpoint has {len(values['steps'])}, the spec"
@@ -319,11 +338,11 @@ class DiLoCo(LocalSGD):
             ):
                 sums = [float(each[index]) for each in samples] if steps else []
                 self._fragments[index].counts = SliceWeightSums(sums, steps, even)
-        for index, due in values["due"]:
+        for index, steps_left in values["under_way"]:
             fragment = self._fragments[index]
             mean = group.tensor(state.tensors["mean"][fragment.start : fragment.stop].copy())
             means = group.compute(as_trainable, [mean] * len(group.local_replicas))
-            self._under_way.append(_Exchange(index, due, _done(means)))
+            self._under_way.append(_Exchange(index, min(steps_left, self._overlap), _done(means)))
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
         """Notes that the outer momentum, or each replica's local weights and residual, are lost."""

@@ -56,6 +56,7 @@ class LocalSGD(LocalStepStrategy):
         self._parts = (*AVERAGED, "momenta") if momenta else AVERAGED
         self._momenta_per_weight = 0
         self._counts = SliceWeightSums()
+        self._is_local = not self._start
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Notes that the momenta of a custom optimizer are not counted."""
@@ -83,11 +84,25 @@ class LocalSGD(LocalStepStrategy):
 
         Returns the mean loss, a scalar.
         """
-        if batch.step < self._start:
+        is_local = batch.step >= self._start
+        if is_local and not self._is_local:
+            self._begin_local_steps(group)
+        elif self._is_local and not is_local:
+            self._end_local_steps(group)
+        self._is_local = is_local
+        if not is_local:
             return group.synchronous_step(batch, learning_rate)
         loss = group.local_step(batch, learning_rate)
         self._local_step_taken(group, batch)
         return loss
+
+    def _begin_local_steps(self, group: ReplicaGroup) -> None:
+        """Prepares local steps after synchronous ones; the replicas' weights are equal."""
+
+    def _end_local_steps(self, group: ReplicaGroup) -> None:
+        """Makes replicas equal, with their momenta, for synchronous steps after a seek. Collective."""
+        self.finished(group)
+        group.compute(average_parts, static=("momenta",))
 
     def _local_step_taken(self, group: ReplicaGroup, batch: Batch) -> None:
         """Counts the samples of a local step, and averages where that is due. Collective."""
@@ -105,17 +120,18 @@ class LocalSGD(LocalStepStrategy):
         self._counts = SliceWeightSums()
 
     def state(self, group: ReplicaGroup) -> StrategyState:
-        """Steps, and slice weights of each replica (a float64 scalar), since the last averaging."""
+        """Steps, and slice weights of each replica (a float64 scalar), since the last averaging. Local."""
         samples = {
             replica: {"samples": np.array(weight)}
             for replica, weight in zip(group.local_replicas, self._counts.sums, strict=False)
         }
-        values = {"steps": self._counts.steps, "even": self._counts.even}
+        values = {"steps": self._counts.steps, "even": self._counts.even, "local": self._is_local}
         return StrategyState(values, per_replica=samples)
 
     def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:
         """Restores the counts; there are none right after an averaging."""
         samples, values = state.per_replica, state.values
+        self._is_local = values["local"]
         self._counts = SliceWeightSums()
         if samples and values["steps"]:
             sums = [float(samples[replica]["samples"]) for replica in group.local_replicas]

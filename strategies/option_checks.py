@@ -36,6 +36,17 @@ def fraction(strategy: str, option: str, value: Any) -> float:
     return float(value)
 
 
+def fraction_or_zero(strategy: str, option: str, value: Any) -> float:
+    """A number from 0 to 1.
+
+    Raises:
+        PlanError: The value is something else.
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise option_error(strategy, option, "a number from 0 to 1", value)
+    return float(value)
+
+
 def positive(strategy: str, option: str, value: Any) -> float:
     """A finite number above 0.
 

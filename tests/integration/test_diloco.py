@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,12 @@ def spec(steps: int, **options: Any) -> dict[str, Any]:
     }
 
 
+def took(session: isotrain.Session, steps: int) -> None:
+    """Takes so many of the next steps."""
+    for batch in itertools.islice(session.batches(), steps):
+        session.step(batch)
+
+
 def moved(steps: int, **options: Any) -> np.ndarray:
     """How far so many steps have moved the weights, shape `[5]`."""
     with isotrain.open_session(spec(steps, **options), backend="torch-ddp", replicas=1) as session:
@@ -69,6 +77,47 @@ def test_what_rounding_leaves_is_sent_later(bits: int) -> None:
     largest = 2 * np.abs(CHANGE).max()  # with what was left before
     assert np.abs(found - 40 * CHANGE).max() <= half_a_digit * largest
     assert np.abs(found - 40 * CHANGE).max() > 1e-12
+
+
+HALF = {"outer_rate": 0.5, "outer_momentum": 0, "mix": 0}
+"""Options with which an outer step is half of what the replicas moved, and they go on from there."""
+
+
+@pytest.mark.parametrize(("before", "step", "after"), [(8, 0, 2), (9, 3, 1)])
+def test_exchanges_under_way_are_applied_after_a_seek(before: int, step: int, after: int) -> None:
+    """Two local steps after they began, or where the next exchange begins sooner.
+
+    The first four steps and the next two move the outer weights by half of it, 3 in all.
+    """
+    fields = spec(16, every=4, overlap=2, **HALF)
+    with isotrain.open_session(fields, backend="torch-ddp", replicas=1) as session:
+        first = session.read_state(("trainable",))["weight"].copy()
+        took(session, before)
+        session.seek(step)
+        took(session, after)
+        found = first - session.read_state(("trainable",))["weight"]
+    np.testing.assert_allclose(found[0], 3 * CHANGE, rtol=1e-12)
+
+
+def sought(session: isotrain.Session, before: int, step: int, after: int) -> np.ndarray:
+    """This process's weights after steps before and after a seek."""
+    took(session, before)
+    session.seek(step)
+    took(session, after)
+    return session.group.read_state(("trainable",))["weight"].copy()
+
+
+@pytest.mark.features
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("strategy", ["local-sgd", "diloco"])
+def test_replicas_are_equal_after_a_seek_to_synchronous_steps(strategy: str, step: int) -> None:
+    """Or to the first local one, after two of which they are averaged."""
+    fields = spec(20, every=2, start=4)
+    fields["optimizer"]["momentum"] = 0.5
+    fields["strategy"]["name"] = strategy
+    work = partial(sought, before=7, step=step, after=2)
+    first, other = isotrain.launch(work, fields, backend="torch-ddp", replicas=2)
+    np.testing.assert_array_equal(first, other)
 
 
 STREAMING = {"every": 4, "fragments": 2, "overlap": 3, "mix": 0.25, "outer_momentum": 0.5}
@@ -103,3 +152,21 @@ def test_a_checkpoint_of_another_number_of_fragments_is_refused(tmp_path: Path) 
     other = {"name": "diloco", "options": {**STREAMING, "fragments": 4}}
     with pytest.raises(RunFailedError, match="fragments: the checkpoint has 2, the spec 4"):
         trained(tmp_path / "resumed", 1, resume=saved, strategy=other)
+
+
+@pytest.mark.features
+@pytest.mark.parametrize(("saved", "overlap"), [(3, 1), (1, 3)])
+def test_exchanges_under_way_are_applied_with_another_overlap(
+    tmp_path: Path, saved: int, overlap: int
+) -> None:
+    """After one more step, by the smaller of both: half of the four before the exchange."""
+    options = {"backend": "torch-ddp", "replicas": 1}
+    with isotrain.open_session(spec(9, every=4, overlap=saved, **HALF), **options) as session:
+        first = session.read_state(("trainable",))["weight"].copy()
+        took(session, 4)
+        session.save(tmp_path)
+    with isotrain.open_session(spec(9, every=4, overlap=overlap, **HALF), **options) as session:
+        session.restore(tmp_path)
+        took(session, 1)
+        found = first - session.read_state(("trainable",))["weight"]
+    np.testing.assert_allclose(found[0], 2 * CHANGE, rtol=1e-12)

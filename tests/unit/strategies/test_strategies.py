@@ -84,14 +84,21 @@ def plan(
         ("elastic-averaging", {"beta": 2}, "beta"),
         ("diloco", {"every": 0}, "strategy diloco: every: expected a whole number of at least 1"),
         ("diloco", {"outer_rate": 0}, "outer_rate: expected a number above 0, received 0"),
-        ("diloco", {"outer_momentum": 2}, "outer_momentum: expected a number above 0 and up to 1"),
+        ("diloco", {"outer_momentum": 2}, "outer_momentum: expected a number from 0 to 1"),
+        ("diloco", {"outer_momentum": None}, "outer_momentum: expected a number from 0 to 1"),
         ("diloco", {"bits": 2}, "bits: expected 8, 4 or none, received 2"),
         ("diloco", {"fragments": 0}, "fragments: expected a whole number of at least 1"),
         ("diloco", {"every": 3, "fragments": 4}, "fragments: expected at most 3, as every"),
         ("diloco", {"every": 3, "overlap": 3}, "overlap: expected less than every, 3, received 3"),
-        ("diloco", {"mix": 0.5}, "mix: expected an overlap with it, received 0.5"),
-        ("diloco", {"overlap": 2, "mix": 2}, "mix: expected a number above 0 and up to 1"),
-        ("diloco", {"every": [[0, 2], [4, 9]], "overlap": 1}, "every: expected a number, with"),
+        ("diloco", {"mix": 0.5}, "diloco: mix needs overlap: set overlap, or leave mix out"),
+        ("diloco", {"overlap": 2, "mix": 2}, "mix: expected a number from 0 to 1, received 2"),
+        ("diloco", {"overlap": 2, "mix": ""}, "mix: expected a number from 0 to 1, received ''"),
+        ("diloco", {"overlap": 2, "mix": []}, r"mix: expected a number from 0 to 1, received \[\]"),
+        (
+            "diloco",
+            {"every": [[0, 8], [20, 4]], "start": 5, "overlap": 1},
+            r"every: expected a number, with fragments or overlap, received \[\[0, 8\], \[20, 4\]\]",
+        ),
         ("elastic-averaging", {"every": True}, "every"),
         ("sharded", {"stage": 0}, "stage: expected a whole number of at least 1, received 0"),
         ("sharded", {"stage": 4}, "stage: expected 1, 2 or 3, received 4"),
@@ -262,7 +269,7 @@ def test_local_sgd_averages_when_its_schedule_says() -> None:
 def test_local_sgd_restarts_its_count_when_restored_to_an_average() -> None:
     strategy, group = LocalSGD(every=4), SimpleNamespace(local_replicas=(0,))
     between = StrategyState(
-        {"steps": 2, "even": False}, per_replica={0: {"samples": np.array(3.0)}}
+        {"steps": 2, "even": False, "local": True}, per_replica={0: {"samples": np.array(3.0)}}
     )
     averaged = strategy.state(group)  # type: ignore[arg-type]
     strategy.load_state(group, between)  # type: ignore[arg-type]
