@@ -128,8 +128,10 @@ class InterruptibleRelay(RendezvousRelay):
                 self._listening += [value[start : start + ADDRESS_BYTES] for start in starts]
         if self._is_interrupted:
             self.interrupt()
-        with contextlib.suppress(OSError, http.client.HTTPException):  # the next `read` says so
+        try:
             _request(*self._server, "PUT", path, value)
+        except (OSError, http.client.HTTPException):  # the others will not find this process
+            self.interrupt()
 
 
 def _host_and_port(address: bytes) -> tuple[str, int]:

@@ -154,12 +154,12 @@ class WaitsForNewcomer:
             assert self.reporter is not None
             reporter = self.reporter
             self.reached.touch()
-            wait_until(lambda: reporter.is_regroup_requested, 60)
+            wait_until(lambda: reporter.is_regroup_requested, 200)
 
     def data(self) -> isotrain.DataSet:
         """Data of the run."""
         if process() >= self.replicas:
-            wait_until(self.reached.exists, 60)
+            wait_until(self.reached.exists, 200)
         return data()
 
 

@@ -80,7 +80,11 @@ def test_a_relay_without_its_server_gives_no_addresses() -> None:
     with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]
     relay = InterruptibleRelay(LOOPBACK, port)
-    assert request(relay, "PUT", "/global/1", b"of this one")[0] == 200
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        assert request(relay, "PUT", "/global/1", address_of(listener))[0] == 200
+        listener.settimeout(30)
+        with listener.accept()[0] as connection:
+            assert connection.recv(1) == b"", "nobody would find this process: it does not wait"
     assert request(relay, "GET", "/global/0") == (200, NO_ADDRESS)
     relay.stop()
 
