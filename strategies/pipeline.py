@@ -313,7 +313,8 @@ class Pipeline(Strategy):
         """Says that the first update is not delayed, where the checkpoint has no earlier versions."""
         group = self._delayed_group
         is_same = strategy_before == self.name
-        if not self._is_delayed or (is_same and (group is None or not group.has_equal_versions())):
+        is_late = self._schedule == "2bw" or (self.updates_within_steps and self._stages > 1)
+        if not is_late or (is_same and (group is None or not group.has_equal_versions())):
             return []
         first = "updates are" if self.updates_within_steps else "update is"
         return [

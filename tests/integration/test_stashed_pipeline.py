@@ -28,6 +28,7 @@ from integration.test_delayed_pipeline import (
     trained,
 )
 
+import isotrain
 from isotrain.testing import digits, reference_model
 from isotrain.testing.launching import try_run
 
@@ -229,6 +230,37 @@ def test_replicas_follow_the_equations() -> None:
     pipe = PIPES["two replicas"]
     for process in done({"": (pipe.spec(), trained)}, 2):
         assert_follows(process[""], pipe)
+
+
+def resumed(session: isotrain.Session, name: str, *, checkpoint: Path) -> tuple[bool, str]:
+    """Whether this process then has a version that is not the newest; and what its strategy says of it."""
+    session.restore(checkpoint)
+    newest, versions = session.read_state(("trainable",)), session.group.read_state(("execution",))
+    is_late = any(
+        not np.array_equal(value, newest[weight])
+        for of_version, value in versions.items()
+        for weight in newest
+        if of_version.endswith(f"/{weight}")
+    )
+    return is_late, " ".join(session.strategy.resume_notes("pipeline", 1, 1))
+
+
+def test_all_stages_go_on_with_their_versions_or_none(folder: Path) -> None:
+    """Where a stage lacks versions, no other takes its own; and the run says so."""
+    of_backend("torch-ddp", folder / "torch-ddp")
+    task = partial(resumed, checkpoint=folder / "torch-ddp" / "two")
+    others = {
+        "synchronous": PIPES["two, synchronous"],
+        "later": Pipe(("hidden", "hidden_4"), (1, 1), (1, 0)),
+        "earlier": Pipe(("hidden", "hidden_2"), (1, 1), (1, 0)),
+    }
+    tasks: Tasks = {"same": (PIPES["two"].spec(), task)}
+    first, last = done({**tasks, **{n: (pipe.spec(), task) for n, pipe in others.items()}}, 1)
+    assert [*first["same"]] == [True, ""]
+    for name in others:
+        assert not first[name][0], name
+        assert not last[name][0], name
+        assert "starts with equal versions of the weights" in first[name][1], name
 
 
 def test_another_schedule_goes_on_from_the_newest_weights(folder: Path, tmp_path: Path) -> None:

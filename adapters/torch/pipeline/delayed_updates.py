@@ -33,16 +33,16 @@ class WeightVersions:
         are_equal: Whether weights were set in all versions, and no version alone or by an update since.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], delay: int, between: str) -> None:
+    def __init__(self, weights: Mapping[str, torch.Tensor], delay: int, layout: str) -> None:
         """Begins with equal versions.
 
         Args:
             weights: Trainable weights of the stage by name, any shapes.
             delay: Number of versions besides the current one.
-            between: Name for what updates a version to the next, in the names of the state.
+            layout: Name of what the versions of all stages are, in the names of the state.
         """
         self._weights = weights
-        self._prefix = f"{_PREFIX}{between}/{delay}/"
+        self._prefix = f"{_PREFIX}{layout}/"
         newest = [weight.data for weight in weights.values()]
         self._versions = [newest, *([each.clone() for each in newest] for _ in range(delay))]
         self.are_equal = False
@@ -92,11 +92,13 @@ class WeightVersions:
         return name.startswith(_PREFIX)
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        """Sets an entry of `state`, in its shape.
+        """Sets an entry of `state`, in its shape; leaves out one of another layout, as `are_equal` then says.
 
         Raises:
             IsotrainError: There is none of that name.
         """
+        if not name.startswith(self._prefix):
+            return
         state = self.state()
         if name not in state:
             raise IsotrainError(unknown_name("state", name, state))

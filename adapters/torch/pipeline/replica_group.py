@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -141,8 +143,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         local = {n: each for n, each in self.trainer.trainable.items() if self._is_local(each)}
         self._updates = updates
         of_stage = updates.versions[self._topology.stage]
-        between = "micro-batches" if updates.within_steps else "batches"
-        self._versions = WeightVersions(local, of_stage.delay, between)
+        self._versions = WeightVersions(local, of_stage.delay, self._layout_of_versions(updates))
         arguments = (
             *(self._context, self._versions, list(local.values())),
             *(self._delayed_update, self._metrics.train),
@@ -151,6 +152,17 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             self._delayed_work = StashedStageWork(of_stage, *arguments)
         else:
             self._delayed_work = DelayedStageWork(*arguments)
+
+    def _layout_of_versions(self, updates: DelayedUpdates) -> str:
+        """A name for the versions that all stages keep, of which weights; equal on all processes.
+
+        Versions of another layout are of no use, even to a stage that has as many of the same weights: the
+        others lack theirs.
+        """
+        stages = {n: self._stage_of.get(id(w), 0) for n, w in self.trainer.trainable.items()}
+        delays = [each.delay for each in updates.versions]
+        text = json.dumps([updates.within_steps, delays, stages], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def delayed_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         assert self._updates is not None

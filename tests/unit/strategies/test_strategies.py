@@ -594,6 +594,15 @@ def test_stashed_versions_are_counted_and_told(host: PluginManager) -> None:
     assert "(by stage: 1, 1, 0). A step updates the stages 2 or 4 times" in told
 
 
+def test_a_resumed_run_says_that_its_first_updates_are_not_late(host: PluginManager) -> None:
+    """Not where none is ever late."""
+    for schedule, stages, told in (("2bw", 1, 1), ("pipedream", 2, 1), ("pipedream", 1, 0)):
+        strategy = host.strategy("pipeline", {"schedule": schedule, "stages": stages})
+        notes = strategy.resume_notes("data-parallel", 1, 1)
+        assert len(notes) == told, (schedule, stages)
+        assert "not late" in " ".join(notes) or not told
+
+
 def test_stages_that_are_updated_by_each_micro_batch_exchange_gradients_as_often(
     host: PluginManager,
 ) -> None:
