@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,8 @@ from isotrain.testing.launching import try_run
 pytestmark = pytest.mark.features
 
 MICRO_BATCHES = 4
+BOUND, NORM = 0.0625, 0.25
+"""Largest element, and largest L2 norm, of a clipped gradient."""
 LAYERS = ("hidden", "hidden_2", "hidden_3", "hidden_4", "head")
 Weights = dict[str, np.ndarray]
 
@@ -97,8 +99,23 @@ def micro_batches(rows: np.ndarray, replicas: int) -> list[list[np.ndarray]]:
     return [np.array_split(each, MICRO_BATCHES) for each in slices]
 
 
+def whole(gradient: np.ndarray) -> np.ndarray:
+    return gradient
+
+
+def of_bounded_values(gradient: np.ndarray) -> np.ndarray:
+    return np.clip(gradient, -BOUND, BOUND)
+
+
+def of_bounded_norm(gradient: np.ndarray) -> np.ndarray:
+    return gradient * min(1.0, NORM / float(np.sqrt((gradient**2).sum())))
+
+
 def stashed(
-    start: Mapping[str, np.ndarray], pipe: Pipe, rates: Rates = constant
+    start: Mapping[str, np.ndarray],
+    pipe: Pipe,
+    rates: Rates = constant,
+    clipped: Callable[[np.ndarray], np.ndarray] = whole,
 ) -> Iterator[tuple[float, Weights]]:
     """Loss and next weights of each step: every stage keeps all versions of its weights.
 
@@ -133,9 +150,8 @@ def stashed(
                     rate, momentum = rates(step, name)
                     newest = versions[name][-1]
                     if counts[name]:
-                        velocity[name] = (
-                            momentum * velocity[name] - rate * sums[name] / counts[name]
-                        )
+                        mean = clipped(sums[name] / counts[name])
+                        velocity[name] = momentum * velocity[name] - rate * mean
                         newest = newest + velocity[name]
                     versions[name].append(newest)
                     sums[name], counts[name] = np.zeros_like(newest), 0
@@ -178,6 +194,8 @@ def two_stages(folder: Path) -> Tasks:
             partial(interrupted, folder=folder / "synchronous"),
         ),
         "recomputed": (two.spec(recompute="*"), trained),
+        "values": (two.spec(clip={"value": BOUND}), trained),
+        "norms": (two.spec(clip={"norm": NORM}), trained),
         "one-cycle": (two.spec(schedule=cycle), partial(interrupted, folder=folder / "cycle")),
         "group": (
             two.spec(optimizer={**sgd, "groups": [head]}),
@@ -187,6 +205,7 @@ def two_stages(folder: Path) -> Tasks:
 
 
 RATES: Mapping[str, Rates] = {"one-cycle": one_cycle, "group": cosine_head}
+CLIPPED = {"values": of_bounded_values, "norms": of_bounded_norm}
 
 
 @functools.cache
@@ -199,8 +218,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("stashed")
 
 
-def assert_follows(found: Mapping[str, Any], pipe: Pipe, rates: Rates = constant) -> None:
-    assert_equal_to(found, list(stashed(found["start"], pipe, rates)))
+def assert_follows(
+    found: Mapping[str, Any],
+    pipe: Pipe,
+    rates: Rates = constant,
+    clipped: Callable[[np.ndarray], np.ndarray] = whole,
+) -> None:
+    assert_equal_to(found, list(stashed(found["start"], pipe, rates, clipped)))
     if "report" in found:
         assert found["report"] == {"staleness": list(pipe.delays)}
 
@@ -209,7 +233,8 @@ def assert_follows(found: Mapping[str, Any], pipe: Pipe, rates: Rates = constant
 @pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
 def test_two_stages_follow_the_equations(folder: Path, backend: str, name: str) -> None:
     for process in of_backend(backend, folder / backend):
-        assert_follows(process[name], PIPES.get(name, PIPES["two"]), RATES.get(name, constant))
+        pipe, rates = PIPES.get(name, PIPES["two"]), RATES.get(name, constant)
+        assert_follows(process[name], pipe, rates, CLIPPED.get(name, whole))
 
 
 @pytest.mark.parametrize(
