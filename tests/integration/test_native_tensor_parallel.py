@@ -195,8 +195,13 @@ SEQUENCE = {
 }
 
 
-def sequences(rate: float) -> Any:
-    """A transformer block whose positions meet in the attention and at the end."""
+def sequences(rate: float, numbered: str = "") -> Any:
+    """A transformer block whose positions meet in the attention and at the end.
+
+    Args:
+        rate: Rate of its dropout.
+        numbered: Embeds the positions too, given as `samples` (with that axis) or `bare`; empty for none.
+    """
     import torch
     from torch import nn
     from torch.nn import functional
@@ -212,9 +217,14 @@ def sequences(rate: float) -> Any:
             self.query, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
             self.up, self.drop, self.down = nn.Linear(8, 12), nn.Dropout(rate), nn.Linear(12, 8)
             self.classes = nn.Linear(8, 4)
+            self.places = nn.Embedding(6, 8) if numbered else None
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            x = self.drop(self.words(tokens))
+            x = self.words(tokens)
+            if self.places is not None:
+                numbers = torch.arange(tokens.shape[1])
+                x = x + self.places(numbers if numbered == "bare" else numbers[None])
+            x = self.drop(x)
             heads = self.query(self.first_norm(x)).unflatten(-1, (-1, 2)).transpose(1, 2)
             found = functional.scaled_dot_product_attention(heads, heads, heads)
             x = x + self.out(found.transpose(1, 2).flatten(2))
@@ -239,6 +249,20 @@ def test_activations_cut_along_positions_train_as_whole_ones(
     expected = trained(1, tmp_path, "one", **fields, **MEASURED)
     found = trained(replicas, tmp_path, **fields, **MEASURED, **cut(**SEQUENCE))
     assert_equal(found, expected)
+
+
+@pytest.mark.features
+def test_an_embedding_of_positions_is_cut_along_them(tmp_path: Path) -> None:
+    """It is given them as those of one sample; without that axis it is refused."""
+    fields = {"model": {"torch": sequences}, "data": even_tokens}
+    given = {"rate": 0.0, "numbered": "samples"}
+    styles = cut(**SEQUENCE, places="rowwise-sequence")
+    expected = trained(1, tmp_path, "one", **fields, model_args=given)
+    assert_equal(trained(1, tmp_path, **fields, model_args=given, **styles), expected)
+    with pytest.raises(
+        RunFailedError, match=r"places: .* expected inputs \[samples, .* shape \[6\]\. Give it one"
+    ):
+        trained(1, tmp_path, "bare", **fields, model_args={**given, "numbered": "bare"}, **styles)
 
 
 @pytest.mark.features

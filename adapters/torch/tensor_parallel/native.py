@@ -331,10 +331,16 @@ def _require_equal_positions(
     """Refuses inputs, shape `[samples, positions, ...]`, whose positions cannot be cut into equal parts.
 
     Raises:
-        SpecError: Their number is not a multiple of the degree.
+        SpecError: Inputs lack the axis of samples, or their positions are not a multiple of the degree.
     """
     shape = inputs[0].shape
-    if len(shape) < 2 or shape[1] % degree:
+    if len(shape) < 2:
+        raise SpecError(
+            f"strategy tensor: layers: {name}: rowwise-sequence cuts axis 1 of its outputs, the positions:"
+            f" expected inputs [samples, positions, ...], received inputs of shape {[*shape]}. Give it one"
+            " sample, [1, positions], where all samples have the same, as in `torch.arange(n)[None]`."
+        )
+    if shape[1] % degree:
         raise SpecError(
             f"strategy tensor: layers: {name}: rowwise-sequence cuts axis 1 of its outputs, the positions:"
             f" expected a multiple of degree {degree}, received inputs of shape {[*shape]}."
