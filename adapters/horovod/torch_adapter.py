@@ -28,7 +28,13 @@ class HorovodTorch(TorchAdapter, Horovod):
 
     name = "horovod-torch"
     capabilities = layout_capabilities(
-        Horovod.capabilities["replicated"].with_changes(has={Capability.ASYNCHRONOUS_COLLECTIVES}),
+        Horovod.capabilities["replicated"].with_changes(
+            lacks={
+                Capability.ASYNCHRONOUS_COLLECTIVES: (
+                    "Horovod's collectives run one after the other, so that a step's loss would wait"
+                )
+            }
+        ),
         delays_updates=True,
     )
     packages = (build_info.DISTRIBUTION, "torch", "keras")

@@ -6,7 +6,6 @@ Ring all-reduce with tensor fusion: Sergeev and Del Balso, "Horovod", arXiv 1802
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +43,6 @@ class HorovodCommunicator(Communicator):
         self.rank = hvd.rank()
         self._options = backend_config.options
         self._is_sharded = SHARD in context.device_mesh.sizes
-        self._async_names = itertools.count()  # Horovod refuses a name that is under way
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
         """Broadcasts the weights of replica 0; registers hooks, unless weights are sharded. Collective."""
@@ -103,18 +101,6 @@ class HorovodCommunicator(Communicator):
         """One Horovod all-reduce, any shape. Collective."""
         name = tensor_name(f"all_reduce.{op}", value)
         return hvd.allreduce(to_sendable(value), name=name, op=_OPERATIONS[op]).to(value.dtype)
-
-    def all_reduce_async(self, value: torch.Tensor, op: ReduceOp) -> Wait:
-        """One Horovod all-reduce, any shape, in its background thread. Collective."""
-        name = f"isotrain.async.{next(self._async_names)}"
-        handle = hvd.allreduce_async(to_sendable(value), name=name, op=_OPERATIONS[op])
-        return lambda: hvd.synchronize(handle).to(value.dtype)
-
-    def all_gather_async(self, value: torch.Tensor) -> Wait:
-        """One Horovod all-gather along a new first axis, in its background thread. Collective."""
-        name = f"isotrain.async.{next(self._async_names)}"
-        handle = hvd.allgather_async(to_sendable(value).unsqueeze(0), name=name)
-        return lambda: hvd.synchronize(handle).to(value.dtype)
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         """One Horovod all-gather along a new first axis: shape `[replicas, *value.shape]`. Collective."""
