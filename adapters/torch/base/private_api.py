@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -417,6 +418,21 @@ def schema_of(operation: Any) -> Any:
     return getattr(operation, "_schema", None)
 
 
+def written_arguments(
+    operation: Any, arguments: Sequence[Any], options: Mapping[str, Any]
+) -> list[Any]:
+    """Arguments of an operation, tensors of any shape or lists of them, that it changes in place."""
+    schema = schema_of(operation)
+    if schema is None or not schema.is_mutable:
+        return []
+    changed = [
+        each.alias_info is not None and each.alias_info.is_write for each in schema.arguments
+    ]
+    names = [each.name for each in schema.arguments]
+    by_name = {**dict(zip(names, arguments, strict=False)), **options}
+    return [by_name[name] for name in itertools.compress(names, changed) if name in by_name]
+
+
 def _probe_schema() -> None:
     aten = torch.ops.aten
     add, adds, view = map(schema_of, (aten.add.Tensor, aten.add_.Tensor, aten.view.default))
@@ -424,6 +440,14 @@ def _probe_schema() -> None:
     aliasing = [any(arg.alias_info for arg in each.arguments) for each in (add, adds, view)]
     require(aliasing == [False, True, True], "`alias_info` of arguments that are changed or viewed")
     require(schema_of(len) is None, "no schema of other functions")
+    written = [
+        written_arguments(aten.add_.Tensor, [1, 2], {}),
+        written_arguments(aten.add.out, [1, 2], {"out": 3}),
+        written_arguments(aten._foreach_add_.List, [[1], [2]], {}),
+        written_arguments(aten.add.Tensor, [1, 2], {})
+        + written_arguments(aten.view.default, [1, 2], {}),
+    ]
+    require(written == [[1], [3], [[1]], []], "`is_write` of arguments that are changed")
 
 
 def version_of(tensor: torch.Tensor) -> int:

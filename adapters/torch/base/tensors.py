@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.without_values import lacks_values
 from isotrain.plugin import IsotrainError
 
 
@@ -144,6 +144,6 @@ def restore(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> 
     """Copies values back into those of the tensors, of any shape, that have changed."""
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
-            has_values = tensor.layout == torch.strided and not private_api.is_fake(tensor)
+            has_values = tensor.layout == torch.strided and not lacks_values(tensor)
             if not has_values or not torch.equal(tensor, value):
                 fill(tensor, value)

@@ -10,6 +10,7 @@ import torch
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.tensors import TensorOrShard, TensorShard
+from isotrain.adapters.torch.base.without_values import lacks_values
 from isotrain.adapters.torch.comm.base import Communicator
 from isotrain.adapters.torch.replica.replica import TorchReplica
 from isotrain.adapters.torch.trainer.state import in_place
@@ -400,7 +401,7 @@ class ShardedWeights:
 
 def _none_deviates(flags: torch.Tensor) -> bool:
     """Whether flags of any shape are 0; flags without values are those of this process alone."""
-    return private_api.is_fake(flags) or not flags.any()
+    return lacks_values(flags) or not flags.any()
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -130,7 +130,7 @@ def _build_seeded(spec: TrainingSpec, function: Callable[..., Any]) -> Any:
     keras_private.refuse_wrong_classes(require_all)
     torch.manual_seed(spec.seed)
     return keras_model.build_model(
-        spec, "torch", recomputed=recomputed, has_values=not WithoutValues.is_entered
+        spec, "torch", recomputed=recomputed, has_values=WithoutValues.entered is None
     )
 
 
