@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -57,6 +58,10 @@ def test_makes_all_checks_on_cpus(
 def test_a_check_that_takes_too_long_fails_with_its_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It leaves no folder, and is no failure where it had less than its own time."""
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folders))
     limits = {**gpu_report.CHECKS, "precision": (gpu_report.precision, 1)}
     monkeypatch.setattr(gpu_report, "CHECKS", limits)
     path = tmp_path / "report.json"
@@ -66,6 +71,12 @@ def test_a_check_that_takes_too_long_fails_with_its_stack(
     assert outcome["verdict"] == "failed"
     assert "no end after 1 s" in outcome["error"]
     assert "most recent call first" in outcome["error"]
+    monkeypatch.setattr(gpu_report, "CHECKS", {"precision": (gpu_report.precision, 240)})
+    assert gpu_report.main([*arguments, "--minutes", "0.02"]) == 0
+    outcome = json.loads(path.read_text())["checks"]["precision"]
+    assert outcome["verdict"] == "skipped"
+    assert "in the 1 s that were left; --minutes gives more" in outcome["figures"]["skipped"]
+    assert not [*folders.glob("isotrain-gpu-report-*")]
 
 
 def test_checks_for_which_no_time_is_left_are_skipped(
