@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import torch
 from helpers.stand_in_nvml import StandInNvml
 
 from isotrain.testing import gpu_report
-from isotrain.testing.gpu_speed import bound_of_native, judged
+from isotrain.testing.gpu_speed import ahead, bound_of_native, judged
 
 pytestmark = pytest.mark.features
 
@@ -114,6 +116,21 @@ def test_times_are_judged_by_the_goals() -> None:
     assert [each["ratio"] for each in verdicts.values()] == [1.02, 1.03, 1.03]
     assert bound_of_native(1.0) == 1.02
     assert bound_of_native(0.1) == pytest.approx(1.2)
+
+
+def test_the_loop_by_hand_gets_its_batches_ahead() -> None:
+    made = [threading.Event() for _ in range(5)]
+
+    def batches() -> Iterator[int]:
+        for number, event in enumerate(made):
+            event.set()
+            yield number
+
+    found = []
+    for batch in ahead(batches()):
+        found.append(batch)
+        assert all(event.wait(60) for event in made[batch : batch + 3])
+    assert found == [*range(5)]
 
 
 def test_an_old_torch_is_told() -> None:
