@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,11 +42,6 @@ class CapturedGraph(PeriodicallyChecked):
         super().__init__()
         self.traced_graph = traced_graph
         self.is_exact = is_exact
-
-    @functools.cached_property
-    def faster(self) -> TracedGraph | None:
-        """Graph of faster operations, equal up to rounding; None if there are none."""
-        return self.traced_graph.optimized
 
     def with_uses(self, difference: str) -> str:
         """A difference from Keras, with the uses of the graph between which it has appeared."""

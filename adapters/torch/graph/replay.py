@@ -10,7 +10,7 @@ import keras
 import torch
 
 from isotrain.adapters.keras.carried_state import distinct
-from isotrain.adapters.torch.base.pytree import digest, rolled, row_count, signature
+from isotrain.adapters.torch.base.pytree import digest, rolled, signature
 from isotrain.adapters.torch.graph.captured_graph import CapturedGraph
 from isotrain.adapters.torch.graph.guards.python_state import PythonState
 from isotrain.adapters.torch.graph.metrics.phase_metrics import CapturedMetrics
@@ -95,7 +95,6 @@ class GraphCache:
         self._metrics = CapturedMetrics()
         self._reported: set[str] = set()
         self._captures_at_once = False
-        self._faster_sizes: set[int] = set()
         self.is_paused = False
 
     def measure(self, metrics: CapturedMetrics) -> None:
@@ -107,32 +106,6 @@ class GraphCache:
         self._seen.clear()
         self.graphs.clear()
         self._resumed_calls.clear()
-
-    def agrees_with_faster(self, inputs: Any, targets: Any) -> bool:
-        """Whether a faster graph of a slice agrees with Keras up to rounding; warns of one that does not.
-
-        Captures the slice's signature at once. No state of the model changes.
-        """
-        key = signature(inputs), signature(targets)
-        if self.refusal is None and key not in self.graphs:
-            self._capture_at_once(key, inputs, targets)
-        captured = self.graphs.get(key)
-        if captured is None or captured.faster is None:
-            return False
-        expected = self._verifier.expected(inputs, targets)
-        difference = self._faster_difference(captured.faster, expected, (inputs, targets))
-        if difference is not None:
-            warnings.warn(
-                f"{self._phase} steps are replayed by Keras' operations, not by faster ones: with these,"
-                f" {difference}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return difference is None
-
-    def replay_faster(self, size: int) -> None:
-        """Captures slices of so many samples at once from now on, and replays their faster graphs."""
-        self._faster_sizes.add(size)
 
     def capture_now(self) -> None:
         """Captures a signature the first time it comes, and replays it from that call on."""
@@ -146,16 +119,14 @@ class GraphCache:
         if self._resumed_calls:
             self._resume_signature(key, inputs, targets)
         self._drop_stale_graphs()
-        is_faster = bool(self._faster_sizes) and row_count(inputs) in self._faster_sizes
-        if (self._captures_at_once or is_faster) and key not in self.graphs:
+        if self._captures_at_once and key not in self.graphs:
             self._capture_at_once(key, inputs, targets)
         captured = self.graphs.get(key)
         if captured is None:
             self._register(key, inputs, targets)
         elif self._is_valid(captured, inputs, targets):
-            faster = captured.faster if is_faster else None
             try:
-                return (faster or captured.traced_graph)(inputs, targets)
+                return captured.traced_graph(inputs, targets)
             except Exception as error:
                 failure = error
             again = self._compute_with_metrics if self._metrics.captured else self._compute
@@ -347,17 +318,12 @@ class GraphCache:
         """Replaces a verified graph by a faster one that agrees up to rounding; if not, returns why."""
         if faster is None:
             return None
-        difference = self._faster_difference(faster, expected, batch)
+        difference = self._verifier.difference(
+            expected, self._verifier.outcome(faster, *batch), batch, exact=False
+        )
         if difference is None:
             captured.traced_graph, captured.is_exact = faster, False
         return difference
-
-    def _faster_difference(
-        self, faster: TracedGraph, expected: Outcome, batch: tuple[Any, Any]
-    ) -> str | None:
-        """First difference of a faster graph from Keras' outcome that rounding does not explain, or None."""
-        replayed = self._verifier.outcome(faster, *batch)
-        return self._verifier.difference(expected, replayed, batch, exact=False)
 
     def _compile(self, captured: CapturedGraph, expected: Outcome, batch: tuple[Any, Any]) -> None:
         """Replaces a graph by its compiled form; warns where that is not possible."""

@@ -135,7 +135,6 @@ class TorchReplicaGroup(ReplicaGroup):
         self._norm_parts: list[list[torch.Tensor]] | None = None
         self._gradient_norms: list[torch.Tensor] = []
         self._is_optimizer_sharded = False
-        self._known_part_sizes: set[int] = set()
         self.statistics = self.trainer.statistics if self.replicas > 1 else []
         losses = MAX_LOSSES if self.trainer.objective else len(spec.losses("torch"))
         self._metrics = MetricCollection(self.trainer, losses, device)
@@ -388,7 +387,6 @@ class TorchReplicaGroup(ReplicaGroup):
         trainer = self.trainer
         trainer.begin_step()
         trainer.step.set_batch(batch)
-        self._agree_on_graphs(batch)
         rows = -(-self._parts // self.replicas)
         slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator, rows=rows)
         statistics = trainer.changing_statistics()
@@ -409,29 +407,6 @@ class TorchReplicaGroup(ReplicaGroup):
                     for weight in trainer.trainable.values()
                 ]
                 yield [[*gradients, share, *weighted, *added()]]
-
-    def _agree_on_graphs(self, batch: Batch) -> None:
-        """Lets parts of new sizes be replayed faster, if all parts of the global batch agree. Collective.
-
-        Faster graphs round otherwise, so that all replicas must take them from the same step on.
-        """
-        assert self._parts is not None
-        smaller, remainder = divmod(batch.size, self._parts)
-        sizes = {smaller, smaller + (remainder > 0)} - {0} - self._known_part_sizes
-        if batch.varying_widths or not sizes:
-            return
-        self._known_part_sizes |= sizes
-        disagreeing = dict.fromkeys(sorted(sizes), 0)
-        for part in batch.slices[0]:
-            if part.count in sizes:
-                self.trainer.step.set_slice(part)
-                agrees = self.trainer.agrees_with_faster_graph(part.inputs, part.targets)
-                disagreeing[part.count] += not agrees
-        local = torch.tensor([*disagreeing.values()], dtype=torch.float32, device=self._device)
-        counts = self.communicator.all_reduce(local, "sum").tolist()
-        for size, count in zip(disagreeing, counts, strict=True):
-            if not count:
-                self.trainer.replay_faster_graphs(size)
 
     def evaluation_part_sums(self, batch: Batch) -> Iterator[list[list[torch.Tensor]]]:
         with self._metrics.measuring("evaluation") as added:

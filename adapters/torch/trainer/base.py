@@ -355,14 +355,6 @@ class ReplicaTrainer(ABC):
         """Skips the warm-up before graph capture, so that no step depends on earlier ones."""
         return
 
-    def agrees_with_faster_graph(self, inputs: Any, targets: Any) -> bool:
-        """Whether a faster graph of a slice agrees with the model up to rounding; no state changes."""
-        return False
-
-    def replay_faster_graphs(self, size: int) -> None:
-        """Computes training slices of so many samples by faster graphs from now on."""
-        return
-
     def eagerly(self) -> AbstractContextManager[None]:
         """Context in which it computes eagerly: captured graphs are neither used nor counted."""
         return nullcontext()

@@ -420,14 +420,6 @@ class KerasTrainer(ReplicaTrainer):
         for cache in self._graph_caches().values():
             cache.capture_now()
 
-    def agrees_with_faster_graph(self, inputs: Any, targets: Any) -> bool:
-        cache = self.training
-        return isinstance(cache, GraphCache) and cache.agrees_with_faster(inputs, targets)
-
-    def replay_faster_graphs(self, size: int) -> None:
-        if isinstance(self.training, GraphCache):
-            self.training.replay_faster(size)
-
     def _graph_caches(self) -> dict[str, GraphCache]:
         phases = {"replays/training": self.training, "replays/evaluation": self.evaluation}
         return {name: each for name, each in phases.items() if isinstance(each, GraphCache)}
