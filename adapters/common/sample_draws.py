@@ -143,6 +143,8 @@ class PassDraws(SampleDraws):
     def integers(self, shape: Sequence[Any]) -> Any:
         """Random integers from 0 to `2 ** BITS - 1`, int32; of a shape `[]` the same for all samples.
 
+        They may be a view of numbers that are kept for other slices: do not write to them.
+
         Raises:
             SpecError: The first axis of the shape is not that of the slice's samples.
         """

@@ -116,7 +116,8 @@ def _computed(
         torch.stack(random, -1, out=result)
     results >>= 32 - BITS
     results &= (1 << BITS) - 1
-    return [each.view(rows, -1) for each in results.split([rows * width for width in blocks])]
+    parts_of_draws = zip(results.split([rows * width for width in blocks]), blocks, strict=True)
+    return [each.view(rows, 2 * width) for each, width in parts_of_draws]
 
 
 def _rotated(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -89,6 +89,11 @@ def test_slices_of_a_step_get_their_rows_of_its_draws() -> None:
                 assert torch.equal(one.integers((rows, width)), whole.integers((rows, width)))
 
 
+def test_a_slice_without_samples_draws_nothing() -> None:
+    assert draws_of(0).integers((0, 3)).shape == (0, 3)
+    assert draws_of(0).uniform((0, 2, 2), "float32").shape == (0, 2, 2)
+
+
 def test_draws_differ() -> None:
     """Numbers of other seeds, steps, samples, draws and updates are others."""
     first, keys = draws_of(2), DrawKeys(7)
