@@ -255,7 +255,8 @@ class DiLoCo(LocalSGD):
         """
         fragment = self._fragments[exchange.fragment]
         mix = self._mix if fragment.counts.steps else 0.0
-        static = (fragment.start, fragment.stop, *self._outer, mix)
+        bounds = (fragment.start, fragment.stop) if self._fragment_count > 1 else None
+        static = (bounds, *self._outer, mix)
         fragment.state = group.compute(outer_step, fragment.state, exchange.wait(), static=static)
 
     def finished(self, group: ReplicaGroup) -> None:
@@ -428,7 +429,7 @@ def outer_step(
     state: list[Tensor],
     mean: Tensor,
     *,
-    static: tuple[int, int, float, float, float],
+    static: tuple[tuple[int, int] | None, float, float, float],
 ) -> list[Tensor]:
     """A step of the outer optimizer on a fragment, SGD with Nesterov momentum. Local.
 
@@ -436,18 +437,23 @@ def outer_step(
         replica: The replica that runs this computation, whose weights move to the outer ones.
         state: Outer weights, momentum and, in few bits, the residual, of the fragment.
         mean: Mean outer gradient.
-        static: First element of the fragment, the one after its last, learning rate, momentum, and the part
-            of the replica's own weights in its new ones.
+        static: First element of the fragment and the one after its last, or None if it has all weights;
+            learning rate, momentum, and the part of the replica's own weights in its new ones.
 
     Returns:
         The new state.
     """
-    start, stop, rate, decay, mix = static
+    bounds, rate, decay, mix = static
     outer, momentum, *residual = state
     momentum = decay * momentum + mean
     outer = outer - rate * (mean + decay * momentum)
-    weights = read_trainable(replica)
-    mixed = mix * weights[start:stop] + (1 - mix) * outer if mix else outer
-    vector = replica.ops.concatenate([weights[:start], mixed, weights[stop:]])
+    vector = outer
+    if bounds or mix:
+        weights = read_trainable(replica)
+        start, stop = bounds or (0, weights.shape[0])
+        if mix:
+            vector = mix * weights[start:stop] + (1 - mix) * outer
+        if bounds:
+            vector = replica.ops.concatenate([weights[:start], vector, weights[stop:]])
     replica.write(("trainable",), vector)
     return [outer, momentum, *residual]

@@ -24,6 +24,7 @@ from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.strategies import topologies
+from isotrain.strategies.diloco import outer_step
 from isotrain.strategies.local_sgd import LocalSGD
 from isotrain.strategies.sharded import global_norm
 from isotrain.testing.reference.tensor_ops import NumpyTensorOps
@@ -310,6 +311,21 @@ def test_local_sgd_averages_by_the_samples_of_all_steps_since_the_last_average()
         strategy.step(group, batch(step, weights), 0.125)  # type: ignore[arg-type]
         found.append(group.weights)
     assert found == [(), ([1.25, 0.75],), ([1.25, 0.75],), ()]
+
+
+def test_an_outer_step_on_all_weights_reads_none_of_them() -> None:
+    """Of many weights, each copy takes longer than the step itself."""
+
+    class Written:
+        vector: Any = None
+
+        def write(self, parts: Sequence[str], vector: np.ndarray) -> None:
+            self.vector = vector
+
+    replica, state = Written(), [np.ones(3), np.zeros(3)]
+    outer, _ = outer_step(replica, state, np.ones(3), static=(None, 0.25, 0.0, 0.0))  # type: ignore[arg-type]
+    assert replica.vector is outer
+    np.testing.assert_array_equal(outer, np.full(3, 0.75))
 
 
 class Computing:
