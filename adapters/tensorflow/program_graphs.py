@@ -56,15 +56,14 @@ class GraphHooks:
         functions.__call__ = called
 
 
-def read(tensors: Any, receive: Receive, after: tf.Tensor | None = None) -> None:
+def read(tensors: Any, receive: Receive) -> None:
     """Gives arrays of tensors to a function: now, or each time that the graph runs which is being made.
 
-    Calls in a graph are in the order in which they were made, except for those in its branches.
+    Calls in a graph are in the order in which they were made, also in its branches and nested functions.
 
     Args:
         tensors: Nested tensors, variables and arrays; 16-bit floats arrive as float32.
         receive: Takes them. Its errors are printed, and do not reach the program.
-        after: What the graph has to compute before.
     """
     flat = [*map(_plain, tf.nest.flatten(tensors))]
     shape = tf.nest.map_structure(lambda _: 0, tensors)  # the graph would keep tensors
@@ -74,14 +73,38 @@ def read(tensors: Any, receive: Receive, after: tf.Tensor | None = None) -> None
 
     if tf.executing_eagerly():
         received(*flat)
-        return
-    with tf.control_dependencies([] if after is None else [after]):
-        tf.numpy_function(received, flat, [])
+    else:
+        _call_in_order(received, flat, [])
 
 
-def read_named(
-    by_name: Sequence[Mapping[str, Any]], receive: Receive, after: tf.Tensor | None = None
-) -> None:
+def _call_in_order(function: Callable[..., Any], tensors: Sequence[tf.Tensor], types: Any) -> Any:
+    """Adds a call of Python to the graph that is being made, after all calls that were added before.
+
+    TensorFlow orders operations on one resource, and lets branches and nested functions take part in that.
+    Other stateful operations, as calls of Python are, it orders only among themselves in each graph.
+    """
+    with tf.control_dependencies([_count(0)]):
+        result = tf.numpy_function(function, tensors, types)
+    with tf.control_dependencies([result]):
+        _count(1)
+    return result
+
+
+def _count(calls: int) -> Any:
+    calls = tf.constant(calls, tf.int64)
+    return tf.raw_ops.AssignAddVariableOp(resource=_counter(), value=calls)
+
+
+@functools.cache
+def _counter() -> tf.Tensor:
+    """The resource that orders calls; a `tf.Variable` would be one of the program's strategy."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=(), shared_name="isotrain_trace")
+        tf.raw_ops.AssignVariableOp(resource=counter, value=tf.constant(0, tf.int64))
+    return counter
+
+
+def read_named(by_name: Sequence[Mapping[str, Any]], receive: Receive) -> None:
     """Does as `read` with tensors by name, of which kernels lie in memory as torch's do.
 
     There, their last two axes are the first. TensorFlow turns them in a third of the time of NumPy.
@@ -91,7 +114,7 @@ def read_named(
     def received(values: Any) -> None:
         receive([{n: _turned_back(n, array) for n, array in each.items()} for each in values])
 
-    read(turned, received, after)
+    read(turned, received)
 
 
 def _turned(name: str, value: Any) -> tf.Tensor:
@@ -110,24 +133,20 @@ def _is_kernel(name: str, rank: int) -> bool:
     return "kernel" in name and rank >= 2
 
 
-def read_if(condition: Callable[[], bool], tensors: Any, receive: Receive) -> tf.Tensor | None:
-    """Does as `read` if a condition holds, which is asked whenever the graph runs; else reads no tensors.
-
-    Returns:
-        What other reads of a graph have to come after.
-    """
+def read_if(condition: Callable[[], bool], tensors: Any, receive: Receive) -> None:
+    """Does as `read` if a condition holds, which is asked whenever the graph runs; else reads no tensors."""
     if tf.executing_eagerly():
         if condition():
             read(tensors, receive)
-        return None
+        return
 
     def branch() -> tf.Tensor:
         read(tensors, receive)
         return tf.constant(0)
 
-    holds = tf.numpy_function(lambda: np.bool_(condition()), [], tf.bool)
+    holds = _call_in_order(lambda: np.bool_(condition()), [], tf.bool)
     holds.set_shape(())
-    return tf.cond(holds, branch, lambda: tf.constant(0))
+    tf.cond(holds, branch, lambda: tf.constant(0))
 
 
 def _plain(value: Any) -> tf.Tensor:

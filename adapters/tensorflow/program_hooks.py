@@ -90,7 +90,6 @@ class _Replica:
 
     Attributes:
         named: The weights of the step that is being recorded, or whose graph is being made.
-        started: What a graph has to compute before the facts of the step are complete.
         facts: What is known of the step that runs, by the optimizer's index.
     """
 
@@ -101,7 +100,6 @@ class _Replica:
         self.models: list[keras.Layer] = []
         self.optimizers: list[keras.optimizers.Optimizer] = []
         self.named: dict[str, Any] = {}
-        self.started: tf.Tensor | None = None
         self.facts: dict[int, dict[str, Any]] = defaultdict(dict)
         self.with_initial: set[int] = set()
         self.host_random: dict[str, int] = {}
@@ -280,7 +278,7 @@ class _Hooks:
             replica.facts[index] |= {**facts, "untrained": untrained}
 
         read(optimizer.learning_rate, record_options)
-        replica.started = read_if(is_first, (named, replica.state()), record_initial)
+        read_if(is_first, (named, replica.state()), record_initial)
 
     def reduced(
         self,
@@ -327,7 +325,7 @@ class _Hooks:
                 facts |= {"compressed": self._compresses, **dict(zip(kinds, prints, strict=True))}
                 replica.recorder.step(index, facts)
 
-        read_named([named, slots, replica.state()], record, after=replica.started)
+        read_named([named, slots, replica.state()], record)
 
 
 def _rank() -> tuple[int, int]:

@@ -112,20 +112,25 @@ loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 calls = {}
 
 
-def made(name, optimizer, **options):
+def made(name, optimizer, is_nested=False, **options):
     keras.utils.set_random_seed(1)
     dense = keras.layers.Dense(16, "tanh", name="hidden")
     norms = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dropout(0.3, seed=3)]
     head = keras.layers.Dense(3, name="head")
     model = keras.Sequential([keras.Input((8,)), dense, *norms, head], name=name)
 
+    def update(gradients):
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+    if is_nested:
+        update = tf.function(update)
+
     @tf.function(**options)
     def step(inputs, labels):
         calls[name] = calls.get(name, 0) + 1
         with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(inputs, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+            loss = optimizer.scale_loss(loss_of(labels, model(inputs, training=True)))
+        update(tape.gradient(loss, model.trainable_variables))
 
     return step
 
@@ -135,13 +140,15 @@ steps = [
     made("graph", keras.optimizers.Adam(rate, global_clipnorm=0.5)),
     made("xla", keras.optimizers.SGD(0.1), jit_compile=True),
     made("accumulated", keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
+    made("branch", keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1, clipnorm=0.5))),
+    made("nested", keras.optimizers.SGD(0.1), is_nested=True),
 ]
 for start in range(0, 60, 6):
     for step in steps:
         step(tf.constant(x[start : start + 6]), tf.constant(y[start : start + 6]))
-print("calls:", *map(calls.get, ("graph", "xla", "accumulated")))
+print("calls:", *calls.values())
 """
-"""Steps that run as a graph, that XLA compiles, and that accumulate gradients."""
+"""Steps: a graph, by XLA, accumulating, with their update in a branch and in a nested function."""
 
 HOROVOD = """
 import sys
@@ -269,15 +276,16 @@ def test_steps_are_recorded_in_graphs_as_they_are_eagerly(tmp_path: Path) -> Non
         )
         assert made.returncode == 0, made.stderr
         assert "not recorded" not in made.stderr
-        (counts,) = re.findall(r"calls: (\d+) (\d+) (\d+)", made.stdout)
+        counts = re.findall(r"\d+", made.stdout.partition("calls:")[2])
+        assert len(counts) == 5
         assert all(int(n) == 10 if mode == "eagerly" else int(n) <= 3 for n in counts), counts
         traces.append(read_trace(tmp_path / mode))
     eager, graph = traces
-    assert [step.index for step in graph.steps].count(3) == 3
+    assert [step.index for step in graph.steps].count(3) == 5
     for one, other in ((eager, graph), (graph, eager)):
         found = compare(one, other)
         assert found.agree, found.differences[0]
-        assert found.steps == 12
+        assert found.steps == 20
     for one, other in zip(eager.steps, graph.steps, strict=True):
         kinds = [[event["event"] for event in step.first.events] for step in (one, other)]
         assert kinds[0] == kinds[1]
