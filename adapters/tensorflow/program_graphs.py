@@ -43,7 +43,9 @@ class GraphHooks:
 
         @functools.wraps(call)
         def called(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(function) is not functions or not self._is_recording():
+            # graphs that the program makes itself may be saved, or run by other threads: they get no hooks
+            is_hooked = type(function) is functions and self.is_seen() and self._is_recording()
+            if not is_hooked:
                 return call(function, *args, **kwargs)
             if function not in self._hooked:
                 self._hooked[function] = private_api.without_xla(function)

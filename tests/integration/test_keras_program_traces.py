@@ -150,6 +150,40 @@ print("calls:", *calls.values())
 """
 """Steps: a graph, by XLA, accumulating, with their update in a branch and in a nested function."""
 
+SAVED = """
+import numpy as np
+import tensorflow as tf
+import keras
+
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD(0.1)
+
+
+@tf.function
+def forward(x):
+    return model(x)
+
+
+class Served(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec((None, 4))])
+    def serve(self, x):
+        return forward(x)
+
+
+x = tf.constant(np.random.rand(8, 4).astype("float32"))
+for _ in range(3):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(forward(x))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    list(tf.data.Dataset.from_tensor_slices(x).batch(4).map(forward))
+served = Served()
+served.model = model
+tf.saved_model.save(served, "saved", signatures=served.serve)
+"""
+"""A SavedModel that is written while steps are recorded; a function is called in `tf.data` too."""
+
 HOROVOD = """
 import sys
 import numpy as np
@@ -293,6 +327,20 @@ def test_steps_are_recorded_in_graphs_as_they_are_eagerly(tmp_path: Path) -> Non
         states = [[e["random"] for e in step.first.passes()] for step in (one, other)]
         assert states[0] == states[1]
         assert bool(other.first.initial) == (other.index == 0)
+
+
+def test_graphs_that_a_program_makes_itself_have_no_hooks(tmp_path: Path) -> None:
+    """A process that is not traced loads a SavedModel; calls in `tf.data` are no forward passes."""
+    (tmp_path / "saves.py").write_text(SAVED)
+    trace = [sys.executable, "-m", "isotrain", "trace", "--output", "trace", "--"]
+    load = "import tensorflow as tf; saved = tf.saved_model.load('saved'); "
+    load += "print(saved.serve(tf.ones((2, 4))).shape)"
+    for command in ([*trace, sys.executable, "saves.py"], [sys.executable, "-c", load]):
+        made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+    assert "(2, 1)" in made.stdout
+    steps = read_trace(tmp_path / "trace").steps
+    assert [len(list(step.first.passes())) for step in steps] == [1, 1, 1]
 
 
 def test_an_exchange_of_horovod_in_16_bits_is_no_fault_and_none_is_one(tmp_path: Path) -> None:
