@@ -34,7 +34,6 @@ from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.quantities import counted
 from isotrain.core.reporting.status import waiting
-from isotrain.core.reporting.tables import size as size_text
 from isotrain.core.results.result import RunResult, result_from_dict
 from isotrain.core.run.controller import RunOutcome, prepare
 from isotrain.core.run.options import ResumeOptions, RunOptions, require_known
@@ -319,6 +318,8 @@ def _recorded_messages(
         if obstacle and stats.model is not None:
             needed = stats.model.replicated.total
             if needed > hardware.memory_bytes() / 2:
+                from isotrain.core.reporting.tables import size as size_text
+
                 return None, (
                     f"with the values of tensors, steps take {size_text(needed)} of memory or more, and"
                     f" without them {obstacle}"

@@ -159,9 +159,10 @@ def measure_model(session: Session) -> dict[str, Any]:
     sample_costs: dict[str, float] | None = None
     notes, refuses_single_sample = session.setup_notes(), None
     refusals: dict[str, str] = {}
-    batch = session.next_batch()
+    batch = None
     try:
         refusals = session.refusals()
+        batch = session.next_batch()
         if batch is not None and session.tries_metrics:
             session.try_metrics(batch)
     except IsotrainError:
@@ -170,6 +171,7 @@ def measure_model(session: Session) -> dict[str, Any]:
         if plan.collective != RECORDED:
             raise
         notes.append(_WITHOUT_VALUES)
+        batch = session.next_batch() if batch is None else batch
     if batch is not None:
         if is_pipeline and session.is_main:  # one process alone, for undisturbed timings
             from isotrain.core.contracts.backend.group_protocols import PipelineGroup

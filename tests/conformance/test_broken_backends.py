@@ -36,6 +36,7 @@ EXPECTED: dict[str, set[str]] = {
         "all_reduce_mean",
         "all_reduce_max",
         "average_parameters",
+        "collectives_overlap",
         "computation_collectives",
         "evaluation",
         "evaluation_changes_nothing",
