@@ -405,5 +405,6 @@ def _is_batch(value: Any) -> bool:
 
 
 def _has_value(value: Any) -> bool:
-    """Whether it is a tensor with values, or of the graph that is being made."""
-    return tf.is_tensor(value) and (not tf.executing_eagerly() or hasattr(value, "numpy"))
+    """Whether it is a tensor with values, all or some rows, or of the graph that is being made."""
+    rows = value.values if isinstance(value, tf.IndexedSlices) else value
+    return tf.is_tensor(rows) and (not tf.executing_eagerly() or hasattr(rows, "numpy"))

@@ -112,12 +112,13 @@ loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 calls = {}
 
 
-def made(name, optimizer, is_nested=False, **options):
+def made(name, optimizer, is_nested=False, embeds=False, **options):
     keras.utils.set_random_seed(1)
     dense = keras.layers.Dense(16, "tanh", name="hidden")
     norms = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dropout(0.3, seed=3)]
     head = keras.layers.Dense(3, name="head")
-    model = keras.Sequential([keras.Input((8,)), dense, *norms, head], name=name)
+    first = [keras.layers.Embedding(9, 4, name="rows"), keras.layers.Flatten()] if embeds else []
+    model = keras.Sequential([keras.Input((8,)), *first, dense, *norms, head], name=name)
 
     def update(gradients):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
@@ -128,6 +129,8 @@ def made(name, optimizer, is_nested=False, **options):
     @tf.function(**options)
     def step(inputs, labels):
         calls[name] = calls.get(name, 0) + 1
+        if embeds:
+            inputs = tf.cast(2 * inputs, "int32") % 9
         with tf.GradientTape() as tape:
             loss = optimizer.scale_loss(loss_of(labels, model(inputs, training=True)))
         update(tape.gradient(loss, model.trainable_variables))
@@ -142,13 +145,14 @@ steps = [
     made("accumulated", keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
     made("branch", keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1, clipnorm=0.5))),
     made("nested", keras.optimizers.SGD(0.1), is_nested=True),
+    made("rows", keras.optimizers.SGD(0.1, global_clipnorm=0.5), embeds=True),
 ]
 for start in range(0, 60, 6):
     for step in steps:
         step(tf.constant(x[start : start + 6]), tf.constant(y[start : start + 6]))
 print("calls:", *calls.values())
 """
-"""Steps: a graph, by XLA, accumulating, with their update in a branch and in a nested function."""
+"""Steps: a graph, by XLA, accumulating, updates in a branch, in a nested function, of rows of a weight."""
 
 SAVED = """
 import numpy as np
@@ -311,15 +315,15 @@ def test_steps_are_recorded_in_graphs_as_they_are_eagerly(tmp_path: Path) -> Non
         assert made.returncode == 0, made.stderr
         assert "not recorded" not in made.stderr
         counts = re.findall(r"\d+", made.stdout.partition("calls:")[2])
-        assert len(counts) == 5
+        assert len(counts) == 6
         assert all(int(n) == 10 if mode == "eagerly" else int(n) <= 3 for n in counts), counts
         traces.append(read_trace(tmp_path / mode))
     eager, graph = traces
-    assert [step.index for step in graph.steps].count(3) == 5
+    assert [step.index for step in graph.steps].count(3) == 6
     for one, other in ((eager, graph), (graph, eager)):
         found = compare(one, other)
         assert found.agree, found.differences[0]
-        assert found.steps == 20
+        assert found.steps == 24
     for one, other in zip(eager.steps, graph.steps, strict=True):
         kinds = [[event["event"] for event in step.first.events] for step in (one, other)]
         assert kinds[0] == kinds[1]
