@@ -53,8 +53,8 @@ def start(
 
     Raises:
         PlanError: The rendezvous port is in use.
-        UnsupportedError: The collective is MPI, and no MPI launcher started this process; or it is not MPI,
-            and this process has used MPI before.
+        UnsupportedError: The collective is MPI, and no MPI launcher started this process; or Horovod has run
+            over another library in this process.
         IsotrainError: A process did not arrive, or Horovod could not start.
     """
     if backend_config.collective == RECORDED:
@@ -65,7 +65,7 @@ def start(
             hvd, _common_variables(backend_config) | _mpi_variables(), context, process_sets
         )
     else:
-        require_mpi_unused()
+        _use("gloo")
         with rendezvous(context, backend_config.timeout) as address:
             variables = _common_variables(backend_config)
             variables |= _gloo_variables(context, backend_config, address)
@@ -81,6 +81,7 @@ def single_process(hvd: Any) -> Iterator[None]:
         "HOROVOD_SIZE": "1",
         "HOROVOD_GLOO_IFACE": _network_interface("127.0.0.1"),
     }
+    _use("gloo")
     with environ_set(variables | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
         hvd.init()
     _sync(hvd)
@@ -273,7 +274,8 @@ def _network_interface(host: str) -> str:
 class _ProcessState:
     """State of this process."""
 
-    has_used_mpi = False
+    library: str | None = None
+    """What Horovod has run over, `gloo` or `mpi`."""
 
 
 def init_mpi(framework: str) -> None:
@@ -285,14 +287,14 @@ def init_mpi(framework: str) -> None:
         framework: Framework whose Horovod library is used, `torch` or `tensorflow`.
 
     Raises:
-        UnsupportedError: No MPI launcher started this process.
+        UnsupportedError: No MPI launcher started this process, or Horovod has run over Gloo in it.
     """
     if not build_info.started_by_mpi():
         raise UnsupportedError(
             "Horovod's mpi works only in processes started by mpirun, and this one was not. Use --launcher"
             " mpi (launcher= in Python), or the collective gloo."
         )
-    _ProcessState.has_used_mpi = True
+    _use("mpi")
     build = build_info.installed(framework)
     assert build is not None
     library = ctypes.CDLL(
@@ -305,14 +307,18 @@ def init_mpi(framework: str) -> None:
         atexit.register(library.MPI_Finalize)
 
 
-def require_mpi_unused() -> None:
-    """Refuses another collective after a run over MPI in the same process, which Horovod would abort.
+def _use(library: str) -> None:
+    """Refuses a start over another library than before in the same process.
+
+    Horovod would abort after MPI. After Gloo, it would send over connections that are closed.
 
     Raises:
-        UnsupportedError: This process has run over MPI.
+        UnsupportedError: Horovod has run over the other one.
     """
-    if _ProcessState.has_used_mpi:
+    used = _ProcessState.library
+    if used is not None and used != library:
         raise UnsupportedError(
-            "Horovod has run over mpi in this process, and cannot run over another collective after that. Use"
-            " mpi again, or a separate program for each."
+            f"Horovod has run over {used} in this process, and cannot run over {library} after that. Use"
+            f" {used} again, or a separate program for each."
         )
+    _ProcessState.library = library

@@ -29,7 +29,7 @@ FRAMEWORKS = {
     "tensorflow": ["tf-multiworker", "horovod-tf"],
 }
 OVER_MPI = {"torch": ["horovod-torch:mpi"], "tensorflow": ["horovod-tf:mpi"]}
-"""Not before the others: Horovod stays with MPI once it has used it."""
+"""In processes of their own: Horovod stays with what it has run over."""
 STARTED_BY = {
     "slurm": "slurm",
     "mpi": "openmpi",
@@ -75,14 +75,14 @@ def environment_of(run: Path) -> str:
 def test_losses_are_those_of_one_machine(
     bed: TwoHostCluster, local: list[float], name: str, framework: str
 ) -> None:
-    folder = bed.folder / f"joined-{name}-{framework}"
-    folder.mkdir()
-    backends = FRAMEWORKS[framework] + (OVER_MPI[framework] if name == "mpi" else [])
-    command = program_command(folder, sys.executable, _JOB, str(folder), ",".join(backends))
-    ranks = same(start(bed, name, command), backends, local)
-    require_rank_variables(ranks, name, command)
-    for backend in backends:
-        assert environment_of(folder / backend.replace(":", "-")) == STARTED_BY[name]
+    for backends in (FRAMEWORKS[framework], *([OVER_MPI[framework]] if name == "mpi" else [])):
+        folder = bed.folder / f"joined-{name}-{backends[-1].replace(':', '-')}"
+        folder.mkdir()
+        command = program_command(folder, sys.executable, _JOB, str(folder), ",".join(backends))
+        ranks = same(start(bed, name, command), backends, local)
+        require_rank_variables(ranks, name, command)
+        for backend in backends:
+            assert environment_of(folder / backend.replace(":", "-")) == STARTED_BY[name]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
