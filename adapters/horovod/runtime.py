@@ -65,7 +65,7 @@ def start(
             hvd, _common_variables(backend_config) | _mpi_variables(), context, process_sets
         )
     else:
-        _use("gloo")
+        use_library("gloo")
         with rendezvous(context, backend_config.timeout) as address:
             variables = _common_variables(backend_config)
             variables |= _gloo_variables(context, backend_config, address)
@@ -81,7 +81,7 @@ def single_process(hvd: Any) -> Iterator[None]:
         "HOROVOD_SIZE": "1",
         "HOROVOD_GLOO_IFACE": _network_interface("127.0.0.1"),
     }
-    _use("gloo")
+    use_library("gloo")
     with environ_set(variables | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
         hvd.init()
     _sync(hvd)
@@ -294,7 +294,7 @@ def init_mpi(framework: str) -> None:
             "Horovod's mpi works only in processes started by mpirun, and this one was not. Use --launcher"
             " mpi (launcher= in Python), or the collective gloo."
         )
-    _use("mpi")
+    use_library("mpi")
     build = build_info.installed(framework)
     assert build is not None
     library = ctypes.CDLL(
@@ -307,7 +307,7 @@ def init_mpi(framework: str) -> None:
         atexit.register(library.MPI_Finalize)
 
 
-def _use(library: str) -> None:
+def use_library(library: str) -> None:
     """Refuses a start over another library than before in the same process.
 
     Horovod would abort after MPI. After Gloo, it would send over connections that are closed.

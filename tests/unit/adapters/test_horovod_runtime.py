@@ -19,8 +19,8 @@ def test_processes_of_a_replica_are_a_set(axis: str) -> None:
 def test_horovod_stays_with_what_it_has_run_over(
     monkeypatch: pytest.MonkeyPatch, first: str, then: str
 ) -> None:
-    monkeypatch.setattr(runtime._ProcessState, "library", None)
-    runtime._use(first)
-    runtime._use(first)
+    monkeypatch.setattr("isotrain.adapters.horovod.runtime._ProcessState.library", None)
+    runtime.use_library(first)
+    runtime.use_library(first)
     with pytest.raises(UnsupportedError, match=f"run over {first} in this process, .* over {then}"):
-        runtime._use(then)
+        runtime.use_library(then)
