@@ -108,8 +108,12 @@ class LocalSGD(LocalStepStrategy):
         """Counts the samples of a local step, and averages where that is due. Collective."""
         self._counts.add(batch)
         if self.is_averaged_after(batch.step):
-            group.compute(average_parts, *self._counts.means(group), static=self._parts)
-            self._counts = SliceWeightSums()
+            self._average(group)
+
+    def _average(self, group: ReplicaGroup) -> None:
+        """Averages the option's parts, weighted by the samples since the last averaging. Collective."""
+        group.compute(average_parts, *self._counts.means(group), static=self._parts)
+        self._counts = SliceWeightSums()
 
     def sync_weights(self, group: ReplicaGroup) -> None:
         """Averages the weights, weighted by the samples since the last averaging. Collective."""
@@ -140,8 +144,7 @@ class LocalSGD(LocalStepStrategy):
     def finished(self, group: ReplicaGroup) -> None:
         """Gives all replicas equal weights, unless the last step did."""
         if self._counts.steps:
-            group.compute(average_parts, *self._counts.means(group), static=self._parts)
-        self._counts = SliceWeightSums()
+            self._average(group)
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes of a ring all-reduce per averaging, as a mean over the run (or the last phase)."""
