@@ -67,17 +67,25 @@ def vgg() -> Any:
     return model
 
 
+def _blocks(x: Any, width: int) -> Any:
+    """Four blocks of a transformer with four heads, applied to tokens of this width."""
+    from keras import layers
+
+    for number in range(4):
+        y = layers.LayerNormalization(name=f"norm{number}_0")(x)
+        x = x + layers.MultiHeadAttention(4, width // 4, name=f"attention{number}")(y, y)
+        y = layers.LayerNormalization(name=f"norm{number}_1")(x)
+        y = layers.Dense(4 * width, "relu", name=f"wide{number}")(y)
+        x = x + layers.Dense(width, name=f"narrow{number}")(y)
+    return x
+
+
 def transformer() -> Any:
     """Transformer of four blocks with 3.2 million weights."""
     from keras import Input, Model, layers
 
-    x = inputs = Input((16, 256))
-    for number in range(4):
-        y = layers.LayerNormalization(name=f"norm{number}_0")(x)
-        x = x + layers.MultiHeadAttention(4, 64, name=f"attention{number}")(y, y)
-        y = layers.LayerNormalization(name=f"norm{number}_1")(x)
-        y = layers.Dense(1024, "relu", name=f"wide{number}")(y)
-        x = x + layers.Dense(256, name=f"narrow{number}")(y)
+    inputs = Input((16, 256))
+    x = _blocks(inputs, 256)
     outputs = layers.Dense(_CLASSES, name="head")(layers.GlobalAveragePooling1D(name="mean")(x))
     return Model(inputs, outputs)
 
@@ -100,13 +108,7 @@ def rows_transformer() -> Any:
     from keras import Input, Model, layers
 
     inputs = Input((8, 8))
-    x = layers.Dense(128, name="pixels")(inputs)
-    for number in range(4):
-        y = layers.LayerNormalization(name=f"norm{number}_0")(x)
-        x = x + layers.MultiHeadAttention(4, 32, name=f"attention{number}")(y, y)
-        y = layers.LayerNormalization(name=f"norm{number}_1")(x)
-        y = layers.Dense(512, "relu", name=f"wide{number}")(y)
-        x = x + layers.Dense(128, name=f"narrow{number}")(y)
+    x = _blocks(layers.Dense(128, name="pixels")(inputs), 128)
     outputs = layers.Dense(_CLASSES, name="head")(layers.Flatten(name="flat")(x))
     return Model(inputs, outputs)
 
