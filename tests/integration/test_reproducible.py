@@ -264,6 +264,17 @@ def test_what_is_replayed_on_torch_rounds_as_keras_does() -> None:
 
 @pytest.mark.slow
 @pytest.mark.features
+@pytest.mark.kernels
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop", "lamb"])
+def test_what_is_not_captured_on_torch_has_the_same_bits(optimizer: str) -> None:
+    captured = CASES["cnn"] | {"epochs": 4, "optimizer": {"name": optimizer, "lr": 0.003}}
+    cases = {"captured": captured, "not captured": captured | {"capture": False}}
+    (results,) = launched_in_turn(cases, trained, "torch-ddp", 1)
+    assert not differing(*results.values())
+
+
+@pytest.mark.slow
+@pytest.mark.features
 @pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker", "horovod-tf"])
 def test_tensorflow_has_the_same_bits(backend: str) -> None:
     """Tracing takes long: more models and numbers are compared by `benchmarks/same_bits.py`."""

@@ -163,10 +163,15 @@ class KerasTrainer(ReplicaTrainer):
         self.optimizer.build(variables)
         groups = self._option_groups = self._use_groups()
         is_constrained = any(variable.constraint is not None for variable in self._variables)
-        has_kernels = spec.capture and not is_constrained  # the same on all replicas
+        has_kernels = self._takes_kernels and not is_constrained  # the same on all replicas
         self.update = (
             keras_update(spec, self.optimizer, variables, groups=groups) if has_kernels else None
         )
+
+    @property
+    def _takes_kernels(self) -> bool:
+        """Whether torch's kernels update, where they can: always with `reproducible`, for the same bits."""
+        return self._spec.capture or self._spec.reproducible is not None
 
     def _use_groups(self) -> list[keras_private.OptionGroup]:
         """Makes the optimizer, built, update by the spec's groups; returns those of the updated variables."""
@@ -191,7 +196,7 @@ class KerasTrainer(ReplicaTrainer):
         self._updated_names, self._updated_variables = list(trained), list(trained.values())
         self.updated = [variable.value for variable in self._updated_variables]
         self.update = None  # torch's kernels go through all weights
-        if len(trained) == len(self.trainable) and self._spec.capture:
+        if len(trained) == len(self.trainable) and self._takes_kernels:
             self.update = keras_update(
                 self._spec, self.optimizer, self._variables, groups=self._option_groups
             )
