@@ -20,22 +20,12 @@ if TYPE_CHECKING:
 _UNORDERED = "a replica updates a shard of each weight, in which kernels may round otherwise"
 
 
-_TRACED = "each step is one traced function, and a backward pass is in that of its forward pass"
-
-
-def layout_capabilities(
-    replicated: Capabilities, delays_updates: bool = False
-) -> dict[str, Capabilities]:
+def layout_capabilities(replicated: Capabilities) -> dict[str, Capabilities]:
     """Capabilities by parallel layout, for backends that have all layouts.
 
     Args:
         replicated: Capabilities of the backend's replicated groups.
-        delays_updates: Whether a pipeline may leave passes of a step for the next one.
     """
-    pipeline = Capabilities.only(
-        {Capability.PIPELINE_STEP, Capability.NAMED_STATE},
-        "a process has one stage of a replica, which takes no step alone",
-    )
     return {
         "replicated": replicated,
         "parameter-server": PARAMETER_SERVER_CAPABILITIES,
@@ -53,10 +43,9 @@ def layout_capabilities(
             {Capability.SYNCHRONOUS_STEP, Capability.NAMED_STATE, Capability.UNSHARD_WEIGHTS},
             "a process has a part of the layers that are cut",
         ),
-        "pipeline": (
-            pipeline.with_changes(has={Capability.DELAYED_UPDATES})
-            if delays_updates
-            else pipeline.with_changes(lacks={Capability.DELAYED_UPDATES: _TRACED})
+        "pipeline": Capabilities.only(
+            {Capability.PIPELINE_STEP, Capability.DELAYED_UPDATES, Capability.NAMED_STATE},
+            "a process has one stage of a replica, which takes no step alone",
         ),
     }
 

@@ -54,7 +54,7 @@ class TorchDDP(TorchAdapter):
     gpu_sharing_collectives = frozenset({"gloo"})
     sync_batchnorm_devices = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
     packages = ("torch", "keras")
-    capabilities = layout_capabilities(_REPLICATED, delays_updates=True)
+    capabilities = layout_capabilities(_REPLICATED)
     replicated_options = frozenset(
         {"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
     )

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.features
 
 COUNT, EPOCHS, MOMENTUM = 3 * digits.GLOBAL_BATCH + 1, 2, 0.5
 """The last global batch of an epoch has one sample: all micro-batches but one are empty."""
+BACKENDS = ("torch-ddp", "horovod-torch", "tf-multiworker", "horovod-tf")
 STOP = 3
 """Steps after which a checkpoint is saved."""
 RUN = RunLength(steps_per_epoch=4, total_steps=4 * EPOCHS)
@@ -69,6 +70,11 @@ def interrupted(session: isotrain.Session, name: str, *, folder: Path) -> dict[s
     session.step(next(session.batches()))  # in the pipeline when the state is replaced
     session.restore(folder / name)
     return {**found, "replaced": gone_on(session), "report": session.strategy_report}
+
+
+def from_checkpoint(session: isotrain.Session, name: str, *, checkpoint: Path) -> dict[str, Any]:
+    session.restore(checkpoint)
+    return gone_on(session)
 
 
 def written(session: isotrain.Session, name: str) -> dict[str, Any]:
@@ -199,7 +205,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", two_stages(Path()))
-@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_stages_follow_the_equation(folder: Path, backend: str, name: str) -> None:
     for process in of_backend(backend, folder / backend):
         norm = 0.25 if name == "clipped" else None
@@ -208,19 +214,24 @@ def test_two_stages_follow_the_equation(folder: Path, backend: str, name: str) -
             assert process[name]["report"] == {"staleness": [1, 1]}
 
 
-def test_more_stages_and_unequal_ones_follow_the_equation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_more_stages_and_unequal_ones_follow_the_equation(backend: str, tmp_path: Path) -> None:
     tasks: Tasks = {
         "2-1-1": (spec([2, 1, 1]), partial(interrupted, folder=tmp_path / "2-1-1")),
         "four": (spec(4), partial(interrupted, folder=tmp_path / "four")),
     }
-    for process in done(tasks, 1):
+    for process in done(tasks, 1, backend):
         for found in process.values():
             assert_follows(found)
 
 
-def test_replicas_follow_the_equation() -> None:
-    for process in done({"": (spec(2), trained)}, 2):
+@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-tf"])
+def test_replicas_follow_the_equation(backend: str) -> None:
+    clip = {"global_norm": 0.25}
+    tasks: Tasks = {"": (spec(2), trained), "clipped": (spec(2, clip=clip), trained)}
+    for process in done(tasks, 2, backend):
         assert_follows(process[""])
+        assert_follows(process["clipped"], 0.25)
 
 
 def restored(session: isotrain.Session, *, checkpoint: Path) -> dict[str, np.ndarray]:

@@ -391,17 +391,27 @@ def test_checkpoints_lead_into_stages_of_several_processes_and_out(
             assert_as(place["out/sequential"], by_one)
 
 
-@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+@pytest.mark.parametrize(
+    ("backend", "schedule"),
+    [
+        ("torch-ddp", "1f1b"),
+        ("tf-multiworker", "1f1b"),
+        pytest.param("tf-multiworker", "2bw", marks=pytest.mark.features),
+    ],
+)
 def test_stages_of_several_processes_drop_the_same_after_a_resume(
-    tmp_path: Path, backend: str
+    tmp_path: Path, backend: str, schedule: str
 ) -> None:
     """On TensorFlow they drop what one process for each stage drops; torch draws per process."""
 
     def trained(name: str, stages: Any, steps: int, resume: Any = None) -> Any:
-        spec = {**BASE, "model_args": {"normalised": False}, **under({"stages": stages})}
+        options = under({"stages": stages, "schedule": schedule})
+        spec = {**BASE, "model_args": {"normalised": False}, **options}
         spec |= {"epochs": None, "steps": steps, "checkpoint": {"every_steps": 2}}
-        options = {"quiet": True, "output": tmp_path / name, "resume": resume}
-        return isotrain.run(spec, backend=backend, replicas=1, **options)
+        output = tmp_path / name
+        return isotrain.run(
+            spec, backend=backend, replicas=1, quiet=True, output=output, resume=resume
+        )
 
     expected = trained("whole", [2, 1], 4)
     before = trained("before", [2, 1], 2)

@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 from integration.pipeline_tasks import Tasks, done
 from integration.test_delayed_pipeline import (
+    BACKENDS,
     COUNT,
     CYCLE,
     EPOCHS,
+    STOP,
     Rates,
     assert_equal_to,
     constant,
     cosine_head,
+    from_checkpoint,
     interrupted,
     one_cycle,
     restored,
@@ -230,7 +233,7 @@ def assert_follows(
 
 
 @pytest.mark.parametrize("name", two_stages(Path()))
-@pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_two_stages_follow_the_equations(folder: Path, backend: str, name: str) -> None:
     for process in of_backend(backend, folder / backend):
         pipe, rates = PIPES.get(name, PIPES["two"]), RATES.get(name, constant)
@@ -240,21 +243,45 @@ def test_two_stages_follow_the_equations(folder: Path, backend: str, name: str) 
 @pytest.mark.parametrize(
     "names", [("three", "three, synchronous"), ("2-1-1", "2-1-1, synchronous")]
 )
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker", "horovod-tf"])
 def test_more_stages_and_unequal_ones_follow_the_equations(
-    names: tuple[str, ...], tmp_path: Path
+    backend: str, names: tuple[str, ...], tmp_path: Path
 ) -> None:
     tasks: Tasks = {
         name: (PIPES[name].spec(), partial(interrupted, folder=tmp_path / name)) for name in names
     }
-    for process in done(tasks, 1):
+    for process in done(tasks, 1, backend):
         for name, found in process.items():
             assert_follows(found, PIPES[name])
 
 
-def test_replicas_follow_the_equations() -> None:
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_replicas_follow_the_equations(backend: str) -> None:
     pipe = PIPES["two replicas"]
-    for process in done({"": (pipe.spec(), trained)}, 2):
+    for process in done({"": (pipe.spec(), trained)}, 2, backend):
         assert_follows(process[""], pipe)
+
+
+@pytest.mark.parametrize(
+    ("saver", "backend"),
+    [("torch-ddp", "horovod-tf"), ("tf-multiworker", "horovod-torch"), ("horovod-tf", "torch-ddp")],
+)
+def test_another_framework_goes_on_with_the_versions(
+    folder: Path, saver: str, backend: str
+) -> None:
+    first, *_ = of_backend(saver, folder / saver)
+    saved = {"two": "two", "two, synchronous": "synchronous"}
+    tasks: Tasks = {
+        name: (
+            PIPES[name].spec(),
+            partial(from_checkpoint, checkpoint=folder / saver / subfolder),
+        )
+        for name, subfolder in saved.items()
+    }
+    for process in done(tasks, 1, backend):
+        for name, found in process.items():
+            expected = list(stashed(first[name]["start"], PIPES[name]))
+            assert_equal_to(found, expected[STOP:])
 
 
 def resumed(session: isotrain.Session, name: str, *, checkpoint: Path) -> tuple[bool, str]:

@@ -20,7 +20,10 @@ class PipelineCommunicator(Communicator):
     Attributes:
         topology: Processes of the replica.
         bucket_bytes: Bucket size in bytes.
+        sends_wait: Whether a send may wait for the other process to receive.
     """
+
+    sends_wait = True
 
     def __init__(self, processes: Communicator, context: ProcessContext, bucket_bytes: int) -> None:
         """Wraps a communicator of processes.
@@ -121,6 +124,8 @@ class PipelineCommunicator(Communicator):
 
 class RecordedPipelineCommunicator(PipelineCommunicator):
     """Communicator of a stage over recorded processes."""
+
+    sends_wait = False
 
     def max_over_all(self, vector: tf.Tensor) -> tf.Tensor:
         return self.sum_over_all([vector])[0]  # the others' numbers would be zeros

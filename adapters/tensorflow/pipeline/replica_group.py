@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,18 @@ import tensorflow as tf
 
 from isotrain.adapters.common.pipeline import profiler as layer_profiler
 from isotrain.adapters.common.pipeline.checks import local_weight_indices, require_built
+from isotrain.adapters.common.pipeline.delayed_updates import (
+    OverlappedStageWork,
+    Rates,
+    layout_of_versions,
+    overlapped_work,
+)
 from isotrain.adapters.tensorflow.base.variables import named_as
 from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
+from isotrain.adapters.tensorflow.pipeline.delayed_updates import (
+    ContinuedStageWork,
+    TensorFlowWeightVersions,
+)
 from isotrain.adapters.tensorflow.pipeline.modules import split_model
 from isotrain.adapters.tensorflow.pipeline.stage import PipelineContext, TensorFlowStageWork
 from isotrain.adapters.tensorflow.pipeline.weights import StageWeights
@@ -22,20 +33,30 @@ from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplica
 from isotrain.adapters.tensorflow.replica.tracing import MicroBatches, Weights, row
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.optimizer import WeightUpdate
-from isotrain.adapters.tensorflow.trainer.state import canonical_names, native
+from isotrain.adapters.tensorflow.trainer.state import (
+    canonical_names,
+    described_tensor,
+    native,
+    to_numpy,
+)
 from isotrain.adapters.tensorflow.trainer.weights import weights_of
 from isotrain.plugin import (
     MODEL_STATE,
     Action,
     Batch,
+    DelayedUpdates,
+    ExecutedAction,
     ModelProfile,
     PipelineSplit,
+    Slice,
     StateInfo,
     StateKind,
     TrainingSpec,
     Transfer,
     execute_stage,
 )
+
+_EXECUTION = "execution/"
 
 
 class PipelineTrainer(ReplicaTrainer):
@@ -67,6 +88,12 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             communicator: Communicator of this stage.
             cut: Split of the model into stages.
         """
+        self._rates = Rates()
+        self._updates: DelayedUpdates | None = None
+        self._versions: TensorFlowWeightVersions | None = None
+        self._delayed_passes: ContinuedStageWork | None = None
+        self._delayed_work: OverlappedStageWork | None = None
+        self._executed: list[ExecutedAction] = []
         super().__init__(spec, tf.distribute.get_strategy(), communicator)
         trainer, self._topology = self._trainer, communicator.topology
         require_built(trainer.metrics.unbuilt)
@@ -74,10 +101,11 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         stage, shares_stage = self._topology.stage, self._topology.shares_stage
         seeds = model.seeds(stage) if shares_stage else ()
         self._context = PipelineContext(model, communicator, loss, trainer, seeds)
-        stage_of = model.stage_of_weights(self._topology.stages)
+        stage_of = self._stage_of = model.stage_of_weights(self._topology.stages)
         trainable, others = weights_of(trainer.model, spec)
         weights = [*trainable, *others]
         named = dict(zip(canonical_names(weights), map(native, weights), strict=True))
+        self._trainable = dict(itertools.islice(named.items(), len(trainable)))
         self._weights = StageWeights(named, stage_of, communicator)
         local_indices = local_weight_indices(stage_of, list(map(native, trainable)), stage)
         self._local_weights = [native(trainable[index]) for index in local_indices]
@@ -97,12 +125,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
     ) -> tf.Tensor:
         self._set_rate(learning_rate)
         measure = self._measures_actions
-        if self._weights.is_gathered:
-            for micro_batch in itertools.islice(
-                (candidate for candidate in batch.slices[0] if candidate.count), 1
-            ):
-                self._check_equivalence(micro_batch.inputs)
-        self.reshard_weights()
+        self._begin_passes(batch.slices[0])
 
         def trace(
             has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
@@ -129,8 +152,125 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             self._action_times = ActionTimes(times, _names(actions[process], process))
         return loss
 
+    def _begin_passes(self, micro_batches: Sequence[Slice]) -> None:
+        """Drops other stages' weights; before, checks once that the stages are the model."""
+        if self._weights.is_gathered:
+            for micro_batch in itertools.islice((each for each in micro_batches if each.count), 1):
+                self._check_equivalence(micro_batch.inputs)
+        self._weights.drop_other_stages()
+
+    def start_delayed_updates(self, updates: DelayedUpdates) -> None:
+        stage = self._topology.stage
+        stage_of = {name: self._stage_of.get(id(w), 0) for name, w in self._trainable.items()}
+        local = {name: w for name, w in self._trainable.items() if self._weights.is_local(w)}
+        delay, layout = updates.versions[stage].delay, layout_of_versions(updates, stage_of)
+        self._updates = updates
+        self._versions = TensorFlowWeightVersions(local, delay, layout)
+        self._delayed_passes = ContinuedStageWork(
+            self._context, self._functions, self._on_batch, self._local_weights
+        )
+        self._delayed_work = overlapped_work(
+            updates, stage, self._delayed_passes, self._versions, self._delayed_update
+        )
+        self._rates.delay()
+
+    def delayed_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
+        assert self._updates is not None
+        assert self._delayed_passes is not None
+        assert self._delayed_work is not None
+        micro_batches, work = batch.slices[0], self._delayed_work
+        actions = self._updates.steady if work.has_passes_left else self._updates.fill
+        self._update_due_averages()  # of the current version
+        self._begin_passes(micro_batches)
+        self._rates.set(self._set_rate, learning_rate)
+        work.begin_step(batch)
+        process = self._topology.process
+        self._executed = execute_stage(actions[process], process, work)
+        self._delayed_passes.move_seeds(len(micro_batches))
+        work.end_step()
+        self._rates.end_step()
+        self._average_statistics(micro_batches, actions[process])
+        share = self._delayed_passes.share
+        loss = self._traced.function("total loss", self._communicator.sum_over_all)([share])[0]
+        self._delayed_passes.sends.check()
+        return loss / self.replicas
+
+    def drain_pipeline(self) -> None:
+        work = self._delayed_work
+        if self._updates is None or work is None or not work.has_passes_left:
+            return
+        assert self._delayed_passes is not None
+        self._update_due_averages()
+        work.begin_step(None)
+        process = self._topology.process
+        self._executed = execute_stage(self._updates.drain[process], process, work)
+        self._delayed_passes.sends.wait()
+        work.end_step()
+
+    def has_equal_versions(self) -> bool:
+        return self._versions is not None and self._versions.are_equal
+
+    def set_group_rates(self, rates: Mapping[int, float]) -> None:
+        self._rates.set(super().set_group_rates, rates)
+
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        set_momentum = super().momentum_setter()
+        return None if set_momentum is None else functools.partial(self._rates.set, set_momentum)
+
+    def _delayed_update(self, is_late: bool, weight: float | None) -> None:
+        """Updates this stage at the rates of the gradients' step; see `Update`. Collective.
+
+        By a micro-batch, it is by the mean over the samples of all processes of the stage, and nothing where
+        these have none.
+        """
+        assert self._delayed_passes is not None
+        self._rates.apply(is_late)
+        gradients = self._delayed_passes.gradients()
+        if self._topology.copies > 1:
+            total = tf.constant(1.0 if weight is None else weight, tf.float64)
+            *gradients, total = self._traced.function("mean", self._trace_mean)([*gradients, total])
+            weight = None if weight is None else float(total)
+        if weight == 0:
+            return
+        if weight is not None:
+            gradients = [gradient * tf.cast(1 / weight, gradient.dtype) for gradient in gradients]
+        norm = self._traced.function("norm", self._norm)(gradients) if self._clips else None
+        self.update_shard([gradients], self._rate, None if norm is None else [norm])
+
+    def _trace_mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Means of tensors of any shapes over the replicas, from this stage's processes. Collective."""
+        return self._communicator.all_reduce(tensors, "mean")
+
+    def _average_statistics(
+        self, micro_batches: Sequence[Slice], actions: Sequence[Action]
+    ) -> None:
+        """Averages moving statistics over the processes of this stage, by the samples that each had.
+
+        Args:
+            micro_batches: Micro-batches of the step.
+            actions: Actions of this process.
+        """
+        if self._topology.copies > 1 and self._trainer.statistics:
+            own = sorted({action.micro_batch for action in actions if action.micro_batch >= 0})
+            weight = sum(micro_batches[index].weight for index in own)
+            average = self._traced.function("average statistics", self._trace_average_statistics)
+            average(self._functions.tensor_of(weight))
+
+    def _trace_average_statistics(self, weight: tf.Tensor) -> None:
+        """Averages moving statistics by a weight, a scalar. Collective."""
+        statistics = self._trainer.weighted_statistics(weight)
+        self._trainer.agree_on_statistics(self._communicator.all_reduce(statistics, "mean"))
+
     def set_action_timing(self, enabled: bool) -> None:
-        self._measures_actions = enabled
+        if self._updates is None:
+            self._measures_actions = enabled
+        else:
+            super().set_action_timing(enabled)
+
+    def last_actions(self) -> Sequence[ExecutedAction]:
+        if self._updates is None:
+            return super().last_actions()
+        return self._executed if self._measures_actions else ()
 
     def _weight(self, actions: Sequence[Action], weights: tf.Tensor | None) -> tf.Tensor | None:
         """Sum of the weights of this process's micro-batches, a scalar; None for 1.
@@ -169,11 +309,13 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         return tf.sqrt(self._communicator.sum_in_replica(square))
 
     def gather_stages(self) -> None:
+        self.drain_pipeline()
         if not self._weights.is_gathered:
             self._traced.function("gather stages", self._weights.trace_gather)()
             self._weights.mark_gathered()
 
     def reshard_weights(self) -> None:
+        self.drain_pipeline()
         self._weights.drop_other_stages()
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
@@ -233,6 +375,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         described = super().describe_state(kinds, replica=replica)
+        described |= {name: described_tensor(each) for name, each in self._states(kinds).items()}
         if self._weights.is_gathered:
             return described
         local = {name: info for name, info in described.items() if not self.is_remote(name)}
@@ -245,11 +388,40 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
         state = super().read_state(kinds, replica=replica)
+        state |= {name: to_numpy(each) for name, each in self._states(kinds).items()}
         return {name: value for name, value in state.items() if not self.is_remote(name)}
+
+    def _states(self, kinds: Sequence[StateKind]) -> dict[str, tf.Tensor]:
+        """Earlier versions of the weights, in their shapes, by name, if their kind is among these."""
+        versions = {} if self._versions is None else self._versions.state()
+        is_read = "execution" in kinds
+        return {f"{_EXECUTION}{name}": each for name, each in versions.items() if is_read}
+
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        self.drain_pipeline()
+        if self._versions is None:
+            super().write_state(state, replica=replica)
+            return
+        others: dict[str, np.ndarray] = {}
+        versions: dict[str, np.ndarray] = {}
+        for name, value in state.items():
+            version = name.removeprefix(_EXECUTION)
+            is_version = version != name and self._versions.owns(version)
+            (versions if is_version else others)[version if is_version else name] = value
+        super().write_state(others, replica=replica)
+        self._versions.equalize([name for name in others if name in self._trainable])
+        for name, value in versions.items():
+            self._versions.write(name, value)
 
     def is_remote(self, name: str) -> bool:
         """Whether the state is of another stage and not gathered, or otherwise remote. Local."""
         return self._weights.is_remote(name) or super().is_remote(name)
+
+    def close(self) -> None:
+        self.drain_pipeline()
+        if self._delayed_passes is not None:
+            self._delayed_passes.sends.close()
+        super().close()
 
 
 def _names(actions: Sequence[Action], process: int) -> list[str]:

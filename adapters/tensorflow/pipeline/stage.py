@@ -47,9 +47,70 @@ class PipelineContext:
             self.known_specs[key] = _trace_boundary_specs(self.model, tensors)
         return self.known_specs[key]
 
+    @property
+    def chunk(self) -> Any:
+        """The only chunk of this stage."""
+        return self.model.chunks[self.communicator.topology.stage]
+
+    def forward(
+        self,
+        chunk: Any,
+        micro_batch: MicroBatch,
+        weight: tf.Tensor | None,
+        has_placeholders: bool,
+        received: Sequence[tf.Tensor],
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Traces the forward pass of a chunk, and updates the metrics.
+
+        Args:
+            chunk: The chunk.
+            micro_batch: The micro-batch.
+            weight: Weight of the micro-batch, a scalar; None for 1.
+            has_placeholders: Whether it may be a placeholder, which has weight 0.
+            received: Activations of the chunk before, shape `[samples, ...]`.
+
+        Returns:
+            Activations for the next chunk; and the weighted loss, a scalar.
+        """
+        inputs, targets = micro_batch
+        with self.trainer.undo_placeholder(has_placeholders, weight, "train"):
+            tensors = chunk(self._inputs(chunk, inputs, received), training=True)
+            loss, predictions = self.loss.of(chunk, tensors, targets)
+            loss = loss if weight is None else loss * tf.cast(weight, loss.dtype)
+            if chunk is self.model.chunks[-1]:
+                self.trainer.metrics.update("train", targets, predictions)
+        return chunk.boundary_tensors(tensors), loss
+
+    def draws(
+        self,
+        chunk: Any,
+        inputs: Any,
+        received: Sequence[tf.Tensor],
+        starts: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Traces how far a micro-batch moves the seed generators; nothing else of it is computed.
+
+        Args:
+            chunk: The chunk.
+            inputs: Inputs of the micro-batch.
+            received: Activations of the chunk before, shape `[samples, ...]`.
+            starts: States of the generators, shape `[2]` each.
+        """
+        with keras.StatelessScope() as scope:
+            chunk(self._inputs(chunk, inputs, received), training=True)
+            moved = [scope.get_current_value(seed) for seed in self.seeds]
+        return [
+            tf.zeros_like(start) if end is None else end - start
+            for end, start in zip(moved, starts, strict=True)
+        ]
+
+    def _inputs(self, chunk: Any, inputs: Any, received: Sequence[tf.Tensor]) -> dict[Any, Any]:
+        """Tensors that a chunk takes, by key."""
+        return self.model.inputs(inputs) | dict(zip(chunk.input_keys, received, strict=True))
+
 
 @dataclass(frozen=True, eq=False)
-class _SavedForward:
+class SavedForward:
     """Saved state of a forward pass, for its backward pass."""
 
     tape: tf.GradientTape
@@ -90,7 +151,7 @@ class TensorFlowStageWork(StageWork):
         self._micro_batches = micro_batches
         self._weights = weights
         self._has_placeholders = has_placeholders
-        self._saved: dict[tuple[int, int], _SavedForward] = {}
+        self._saved: dict[tuple[int, int], SavedForward] = {}
         self._sums: dict[int, tf.Tensor] = {}
         self._seed_starts = [tf.identity(native(seed)) for seed in context.seeds]
         self._draws: list[tf.Tensor] = []
@@ -107,43 +168,24 @@ class TensorFlowStageWork(StageWork):
         ]
 
     def forward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
-        chunk, trainer = self._context.model.chunks[work.chunk], self._context.trainer
-        inputs, targets = self._micro_batches[work.micro_batch]
+        context, chunk = self._context, self._context.model.chunks[work.chunk]
+        micro_batch = self._micro_batches[work.micro_batch]
         weight = None if self._weights is None else self._weights[work.micro_batch]
-        with (
-            tf.control_dependencies(self._previous),
-            trainer.undo_placeholder(self._has_placeholders, weight, "train"),
-        ):
+        with tf.control_dependencies(self._previous):
             received = [tf.identity(each) for each in received]
-            self._count_draws(chunk, inputs, received)
+            if self._seed_starts and not self._draws:
+                self._draws = context.draws(chunk, micro_batch[0], received, self._seed_starts)
             self.move_seeds(work.micro_batch)
             with tf.GradientTape() as tape:
-                tape.watch([each for each in received if each.dtype.is_floating])
-                boundary_inputs = dict(zip(chunk.input_keys, received, strict=True))
-                tensors = chunk(self._context.model.inputs(inputs) | boundary_inputs, training=True)
-                loss, predictions = self._context.loss.of(chunk, tensors, targets)
-                loss = loss if weight is None else loss * tf.cast(weight, loss.dtype)
-            if chunk is self._context.model.chunks[-1]:
-                trainer.metrics.update("train", targets, predictions)
+                tape.watch(floating(received))
+                sent, loss = context.forward(
+                    chunk, micro_batch, weight, self._has_placeholders, received
+                )
         self.weighted_loss = self.weighted_loss + tf.cast(loss, tf.float64)
-        sent = chunk.boundary_tensors(tensors)
-        self._saved[work.chunk, work.micro_batch] = _SavedForward(tape, received, sent, loss)
+        self._saved[work.chunk, work.micro_batch] = SavedForward(tape, received, sent, loss)
         self._previous = [*sent, loss]
         self._record_time(self._previous)
         return sent
-
-    def _count_draws(self, chunk: Any, inputs: Any, received: Sequence[tf.Tensor]) -> None:
-        """Traces once how far a micro-batch moves the seed generators; nothing else of it is computed."""
-        if self._draws or not self._seed_starts:
-            return
-        boundary_inputs = dict(zip(chunk.input_keys, received, strict=True))
-        with keras.StatelessScope() as scope:
-            chunk(self._context.model.inputs(inputs) | boundary_inputs, training=True)
-            moved = [scope.get_current_value(seed) for seed in self._context.seeds]
-        self._draws = [
-            tf.zeros_like(start) if end is None else end - start
-            for end, start in zip(moved, self._seed_starts, strict=True)
-        ]
 
     def move_seeds(self, micro_batch: int) -> None:
         """Sets the seed generators to their states before a micro-batch of the step, by its index."""
@@ -155,8 +197,7 @@ class TensorFlowStageWork(StageWork):
     def backward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
         saved = self._saved.pop((work.chunk, work.micro_batch))
         weights = _trained(self._context.model.chunks[work.chunk])
-        sources = [each for each in saved.received if each.dtype.is_floating]
-        targets = [each for each in saved.sent if each.dtype.is_floating]
+        sources, targets = floating(saved.received), floating(saved.sent)
         with tf.control_dependencies(self._previous):
             gradients = saved.tape.gradient(
                 [*targets, saved.loss], [*sources, *weights], [*received, tf.ones_like(saved.loss)]
@@ -205,9 +246,14 @@ class TensorFlowStageWork(StageWork):
         """Zeros of the shapes and dtypes of the tensors to receive."""
         if transfer.direction == "backward":
             saved = self._saved[transfer.chunk, transfer.micro_batch]
-            return [tf.zeros_like(each) for each in saved.sent if each.dtype.is_floating]
+            return [tf.zeros_like(each) for each in floating(saved.sent)]
         likes = self._boundary_specs[transfer.micro_batch][transfer.chunk - 1]
         return [tf.zeros(like.shape, like.dtype) for like in likes]
+
+
+def floating(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The floating-point ones of these tensors, of any shapes: those that have gradients."""
+    return [each for each in tensors if each.dtype.is_floating]
 
 
 def _trained(chunk: Any) -> list[tf.Variable]:

@@ -75,7 +75,9 @@ class NamedState:
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Shapes, dtypes and sizes of the state that `read` returns."""
-        return {name: _described(variable) for name, variable in self._variables(kinds).items()}
+        return {
+            name: described_tensor(variable) for name, variable in self._variables(kinds).items()
+        }
 
     def _variables(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
         """Variables of these kinds, of any shape, by full name."""
@@ -139,8 +141,8 @@ def native(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def _described(variable: tf.Variable) -> StateInfo:
-    """Shape, dtype and size of a variable."""
+def described_tensor(variable: tf.Variable | tf.Tensor) -> StateInfo:
+    """Shape, dtype and size of a variable or tensor."""
     return StateInfo(tuple(variable.shape), variable.dtype.name, nbytes(variable))
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,14 +12,18 @@ import torch
 
 from isotrain.adapters.common.pipeline import profiler as layer_profiler
 from isotrain.adapters.common.pipeline.checks import local_weight_indices, require_built
+from isotrain.adapters.common.pipeline.delayed_updates import (
+    OverlappedStageWork,
+    Rates,
+    layout_of_versions,
+    overlapped_work,
+)
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.comm.base import all_reduce_mean_flat
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.torch.pipeline.delayed_updates import (
-    DelayedStageWork,
-    OverlappedStageWork,
-    StashedStageWork,
-    WeightVersions,
+    ContinuedStageWork,
+    TorchWeightVersions,
 )
 from isotrain.adapters.torch.pipeline.modules import split_model
 from isotrain.adapters.torch.pipeline.stage import PipelineContext, StageSeeds, TorchStageWork
@@ -37,6 +39,7 @@ from isotrain.plugin import (
     ModelProfile,
     PipelineSplit,
     Slice,
+    StageWork,
     StateInfo,
     StateKind,
     TrainingSpec,
@@ -73,10 +76,10 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self._has_all_stages = True
         self._executed: list[ExecutedAction] = []
         self._updates: DelayedUpdates | None = None
-        self._versions: WeightVersions | None = None
+        self._versions: TorchWeightVersions | None = None
+        self._delayed_passes: ContinuedStageWork | None = None
         self._delayed_work: OverlappedStageWork | None = None
-        self._next_rates: dict[Callable[[Any], None], Any] = {}
-        self._delayed_rates: dict[Callable[[Any], None], Any] = {}
+        self._rates = Rates()
         super().__init__(spec, backend_config, device, connect)
         trainer = self.trainer
         trainer.set_split(True)  # into micro-batches
@@ -126,7 +129,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
                 self._check_equivalence(micro_batch.inputs)
         self._reshard()
 
-    def _execute(self, actions: Sequence[Sequence[Action]], work: TorchStageWork) -> None:
+    def _execute(self, actions: Sequence[Sequence[Action]], work: StageWork) -> None:
         process = self._topology.process
         self._executed = execute_stage(actions[process], process, work)
 
@@ -141,74 +144,56 @@ class PipelineReplicaGroup(TorchReplicaGroup):
 
     def start_delayed_updates(self, updates: DelayedUpdates) -> None:
         local = {n: each for n, each in self.trainer.trainable.items() if self._is_local(each)}
+        stage_of = {n: self._stage_of.get(id(w), 0) for n, w in self.trainer.trainable.items()}
+        stage = self._topology.stage
+        delay, layout = updates.versions[stage].delay, layout_of_versions(updates, stage_of)
         self._updates = updates
-        of_stage = updates.versions[self._topology.stage]
-        self._versions = WeightVersions(local, of_stage.delay, self._layout_of_versions(updates))
-        arguments = (
-            *(self._context, self._versions, list(local.values())),
-            *(self._delayed_update, self._metrics.train),
+        self._versions = TorchWeightVersions(local, delay, layout)
+        self._delayed_passes = ContinuedStageWork(
+            self._context, list(local.values()), self._metrics.train
         )
-        if updates.within_steps:
-            self._delayed_work = StashedStageWork(of_stage, *arguments)
-        else:
-            self._delayed_work = DelayedStageWork(*arguments)
-
-    def _layout_of_versions(self, updates: DelayedUpdates) -> str:
-        """A name for the versions that all stages keep, of which weights; equal on all processes.
-
-        Versions of another layout are of no use, even to a stage that has as many of the same weights: the
-        others lack theirs.
-        """
-        stages = {n: self._stage_of.get(id(w), 0) for n, w in self.trainer.trainable.items()}
-        delays = [each.delay for each in updates.versions]
-        text = json.dumps([updates.within_steps, delays, stages], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        self._delayed_work = overlapped_work(
+            updates, stage, self._delayed_passes, self._versions, self._delayed_update
+        )
+        self._rates.delay()
 
     def delayed_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         assert self._updates is not None
+        assert self._delayed_passes is not None
         assert self._delayed_work is not None
         micro_batches, work = batch.slices[0], self._delayed_work
         actions = self._updates.steady if work.has_passes_left else self._updates.fill
         self._begin_passes(micro_batches)
-        self._set_rate(self._set_learning_rate, learning_rate)
-        work.begin_step(micro_batches)
+        self._rates.set(self._set_learning_rate, learning_rate)
+        work.begin_step(batch)
         self._execute(actions, work)
         self._context.seeds.move_to(len(micro_batches))
         work.end_step()
-        self._delayed_rates = dict(self._next_rates)
+        self._rates.end_step()
         self._average_statistics(micro_batches, actions)
-        loss = self.communicator.sum_over_all(work.share) / self.replicas
-        work.release_sent()
+        loss = self.communicator.sum_over_all(self._delayed_passes.share) / self.replicas
+        self._delayed_passes.release_sent()
         return loss
 
     def drain_pipeline(self) -> None:
         work = self._delayed_work
         if self._updates is None or work is None or not work.has_passes_left:
             return
-        work.begin_step(())
+        work.begin_step(None)
         self._execute(self._updates.drain, work)
         self.communicator.wait_all_sent()
         work.end_step()
 
     def set_group_rates(self, rates: Mapping[int, float]) -> None:
-        self._set_rate(super().set_group_rates, rates)
+        self._rates.set(super().set_group_rates, rates)
 
     def momentum_setter(self) -> Callable[[float], None] | None:
         set_momentum = super().momentum_setter()
-        return None if set_momentum is None else functools.partial(self._set_rate, set_momentum)
-
-    def _set_rate(self, set_value: Callable[[Any], None], value: Any) -> None:
-        """Sets rates or momentum for the update with the next global batch; now, or when it is done late."""
-        if self._updates is None:
-            set_value(value)
-        else:
-            self._next_rates[set_value] = value
+        return None if set_momentum is None else functools.partial(self._rates.set, set_momentum)
 
     def _delayed_update(self, is_late: bool, weight: float | None) -> None:
         """Updates this stage at the rates of the gradients' step; see `Update`. Collective."""
-        rates = self._delayed_rates if is_late else self._next_rates
-        for set_value, value in rates.items():
-            set_value(value)
+        self._rates.apply(is_late)
         if weight is None:
             self._update_stage()
         else:
@@ -361,8 +346,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             return
         weights = {name: value for name, value in state.items() if name in self.trainer.trainable}
         super().write_state(weights, replica=replica)
-        with torch.no_grad():
-            self._versions.equalize(list(weights))
+        self._versions.equalize(list(weights))
         others = {name: value for name, value in state.items() if name not in weights}
         super().write_state(others, replica=replica)
 
