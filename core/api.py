@@ -19,7 +19,7 @@ from isotrain.core.contracts.process import LOCALHOST, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.data.refusals import LOSS, RefusedError
-from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError
+from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError, ValuesNeededError
 from isotrain.core.launching.probe_run import plan_here, probe_rank_zero, probe_run
 from isotrain.core.launching.run_directory.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.pipeline.profile import LayerCost
@@ -279,7 +279,8 @@ def _measured_stats(
     """Statistics of the data and the model of a plan.
 
     Raises:
-        RunFailedError: The data cannot be loaded or the model cannot be built; or it takes values to do so.
+        RunFailedError: The data cannot be loaded or the model cannot be built.
+        ValuesNeededError: It takes values to do so, and `with_values` is false.
     """
     with waiting("counting samples and parameters", quiet=quiet):
         if with_values:
@@ -303,7 +304,7 @@ def _measured_stats(
 
 
 def _recorded_messages(
-    resolved: ResolvedSpec, plan: Plan, stats: ModelStats, lacks_values: bool
+    resolved: ResolvedSpec, plan: Plan, stats: ModelStats, notes: list[str], lacks_values: bool
 ) -> tuple[list[tuple[Any, ...]] | None, str | None]:
     """Fields of the messages of rank 0 in some steps; else None, and the reason why they are not counted.
 
@@ -311,26 +312,28 @@ def _recorded_messages(
         resolved: Spec of the plan.
         plan: Plan of any number of hosts.
         stats: Statistics of its model.
+        notes: Gets a note where steps were to be taken without values, and take some.
         lacks_values: Whether to try it without values of large tensors first.
     """
-    obstacle = ""
-    for with_values in (False, True) if lacks_values else (True,):
-        if obstacle and stats.model is not None:
-            needed = stats.model.replicated.total
+    try:
+        try:
+            messages = probe_rank_zero(record_steps, resolved, plan, with_values=not lacks_values)
+        except ValuesNeededError as error:
+            needed = 0 if stats.model is None else stats.model.replicated.total
             if needed > hardware.memory_bytes() / 2:
                 from isotrain.core.reporting.tables import size as size_text
 
                 return None, (
                     f"with the values of tensors, steps take {size_text(needed)} of memory or more, and"
-                    f" without them {obstacle}"
+                    f" they cannot be taken without: {error.reason}"
                 )
-        try:
-            messages = probe_rank_zero(record_steps, resolved, plan, with_values=with_values)
-        except RunFailedError as error:  # such as a model that needs the values of other replicas
-            obstacle = f"steps of rank 0 alone failed: {error}"
-        else:
-            return messages, None if messages is not None else "the loop makes its batches"
-    return None, obstacle
+            notes.append(
+                f"collectives: counted in steps with values, which they take: {error.reason}"
+            )
+            messages = probe_rank_zero(record_steps, resolved, plan)
+    except RunFailedError as error:  # such as a model that needs the values of other replicas
+        return None, f"steps of rank 0 alone failed: {error}"
+    return messages, None if messages is not None else "the loop makes its batches"
 
 
 def gpu_plan(
@@ -365,17 +368,20 @@ def gpu_plan(
     layout = layout_of("any launcher", Allocation((slots,) * hosts))
     resources = ClusterResources(layout, {})
     incomplete = make_plan(resolved, backend=backend, replicas=None, resources=resources)
-    stats, lacks_values = None, gpu_plans.may_lack_values(resolved, incomplete)
-    if lacks_values:
-        with contextlib.suppress(RunFailedError):  # such as of a model that reads values
-            stats = _measured_stats(resolved, incomplete, quiet, with_values=False)
-    stats = stats or _measured_stats(resolved, incomplete, quiet)
+    notes: list[str] = []
+    lacks_values = gpu_plans.may_lack_values(resolved, incomplete)
+    try:
+        stats = _measured_stats(resolved, incomplete, quiet, with_values=not lacks_values)
+    except ValuesNeededError as error:
+        notes.append(f"model: built with its values, which it takes: {error.reason}")
+        lacks_values, stats = False, _measured_stats(resolved, incomplete, quiet)
     plan = complete_plan(incomplete, resolved, stats)
     obstacle = gpu_plans.counting_obstacle(resolved, plan)
     messages = None
     if obstacle is None:
         with waiting("counting collectives", quiet=quiet):
-            messages, obstacle = _recorded_messages(resolved, plan, stats, lacks_values)
+            messages, obstacle = _recorded_messages(resolved, plan, stats, notes, lacks_values)
+    plan = replace(plan, notes=(*plan.notes, *notes))
     counted = None
     if messages is not None:
         counted = gpu_plans.collectives(

@@ -68,6 +68,16 @@ class NotANumberError(RunFailedError):
     """A loss was NaN; the message names the step, and the likely cause."""
 
 
+class ValuesNeededError(RunFailedError):
+    """A plan that is made without values of tensors cannot go on without them.
+
+    Attributes:
+        reason: What took values, and where.
+    """
+
+    reason = ""
+
+
 class EndedError(RunFailedError):
     """The run ended by request, after a checkpoint."""
 

@@ -171,6 +171,11 @@ class TorchAdapter(TcpParameterServer):
 
         return WithoutValues()
 
+    def is_missing_value(self, error: BaseException) -> bool:
+        from isotrain.adapters.torch.base.private_api import is_missing_value
+
+        return is_missing_value(error)
+
     def start_updates(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> dict[str, ReplicaGroup]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from isotrain.core.contracts.events import Event, OnEvent, Output, Progress, RunFailed
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.errors import RunFailedError
+from isotrain.core.errors import RunFailedError, ValuesNeededError
 from isotrain.core.launching.run_directory.run_directory import RunDirectory, last_weights_file
 from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import PluginManager
@@ -141,6 +141,8 @@ def _run_failure(error: Exception, directory: RunDirectory) -> RunFailedError | 
             directory.append_event(RunFailed(time=time.time(), message=text))
         completed = type(error)(text)
         completed.steps_done, completed.lost_host = error.steps_done, error.lost_host
+        if isinstance(completed, ValuesNeededError) and isinstance(error, ValuesNeededError):
+            completed.reason = error.reason
         return completed
     if is_process_limit(error):
         return RunFailedError(PROCESS_LIMIT_REACHED)

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.backend.adapter_protocols import RECORDED
+from isotrain.core.contracts.backend.adapter_protocols import RECORDED, takes_values
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.errors import IsotrainError, NotANumberError
 from isotrain.core.launching.run_directory.run_directory import last_weights_file, last_weights_path
@@ -39,6 +39,7 @@ _LATE_STEP = 1 << 20
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from isotrain.core.contracts.backend.adapter import Adapter
     from isotrain.core.contracts.backend.group_hooks import PassCosts
     from isotrain.core.data.batch import Batch, Slice
     from isotrain.core.pipeline.profile import LayerCost
@@ -165,10 +166,8 @@ def measure_model(session: Session) -> dict[str, Any]:
         batch = session.next_batch()
         if batch is not None and session.tries_metrics:
             session.try_metrics(batch)
-    except IsotrainError:
-        raise
-    except Exception:
-        if plan.collective != RECORDED:
+    except Exception as error:
+        if plan.collective != RECORDED or not takes_values(_adapter_of(session), error):
             raise
         notes.append(_WITHOUT_VALUES)
         batch = session.next_batch() if batch is None else batch
@@ -230,14 +229,13 @@ def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...], bool
     from isotrain.core.contracts.backend.adapter_protocols import RecordingBackend
     from isotrain.core.parameter_server import recorded_workers
     from isotrain.core.planning.gpu_plan import counted_steps
-    from isotrain.core.plugins.manager import plugin_manager
 
     batch = session.next_batch()
     if batch is None:
         return None
     if not _messages_depend_on_batch(session):
         batch = _with_two_samples_per_slice(batch)
-    adapter = plugin_manager(session.spec.plugins).backend(session.plan.backend)
+    adapter = _adapter_of(session)
     for step in range(session.strategy.warm_up_steps):
         for update in session.updates.values():
             update.step(replace(batch, step=step), 0.0)
@@ -251,6 +249,12 @@ def record_steps(session: Session) -> list[tuple[str, int, tuple[int, ...], bool
                 if name not in sections or sections[name].is_due(step, batch.epoch + _LATE_STEP):
                     update.step(replace(batch, step=step), 0.0)
         return list(map(astuple, (*messages, *to_workers)))
+
+
+def _adapter_of(session: Session) -> Adapter:
+    from isotrain.core.plugins.manager import plugin_manager
+
+    return plugin_manager(session.spec.plugins).backend(session.plan.backend)
 
 
 def _messages_depend_on_batch(session: Session) -> bool:

@@ -7,6 +7,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -37,6 +38,18 @@ def format_traceback(error: BaseException) -> str:
             if linked is not None and linked_exception is not None:
                 pending.append((linked, linked_exception))
     return strip_colors("".join(summary.format()))
+
+
+def one_line(error: BaseException) -> str:
+    """The kind and the first line of an error, and the last line of user code that led to it, if any."""
+    lines = strip_colors("".join(traceback.format_exception_only(error))).strip().splitlines()
+    text = lines[0].removeprefix(f"{type(error).__module__}.").rstrip(".")
+    places = [
+        f"{Path(frame.f_code.co_filename).name}, line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _owner(frame) == _USER
+    ]
+    return f"{text} ({places[-1]})" if places else text
 
 
 def _user_frames_and_message(error: BaseException) -> Iterator[str]:

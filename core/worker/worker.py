@@ -170,18 +170,26 @@ def run_job_in_worker(
         ABSTRACT,
         RECORDED,
         AbstractBackend,
+        takes_values,
     )
     from isotrain.core.contracts.backend.protocol_checks import require
+    from isotrain.core.errors import ValuesNeededError
     from isotrain.core.json_format import json_page
     from isotrain.core.session.member_session import MemberSession
     from isotrain.core.session.weights.initial_weights import REPORT_FILE
     from isotrain.core.system.files import atomic_write
+    from isotrain.core.worker.traceback_format import one_line
 
     if job.plan.collective == ABSTRACT:
         recorded = replace(job, plan=replace(job.plan, collective=RECORDED))
         adapter = resolved_spec.plugins.backend(job.plan.backend)
         with require(adapter, AbstractBackend).without_values():
-            return run_job_in_worker(recorded, resolved_spec, context, reporter, on_ready)
+            try:
+                return run_job_in_worker(recorded, resolved_spec, context, reporter, on_ready)
+            except Exception as error:
+                if not takes_values(adapter, error):
+                    raise
+                raise ValuesNeededError(one_line(error)) from error
     forward_warnings(reporter)
     if context.joins:
         return _elastic_run(job, resolved_spec, context, reporter).run()

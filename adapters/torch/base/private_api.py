@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -351,6 +353,20 @@ def is_fake(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def is_missing_value(error: BaseException) -> bool:
+    """Whether an error says that a tensor without values has none, or that an operation takes no such tensor.
+
+    It is raised by what makes these tensors. An operation that refuses their shapes raises its own.
+    """
+    from torch._subclasses import fake_tensor
+
+    if isinstance(error, fake_tensor.FakeTensorDeviceMismatchError):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    folder = os.path.dirname(fake_tensor.__file__)
+    return bool(frames) and frames[-1].f_code.co_filename.startswith(folder)
+
+
 def ddp_buckets(weights: Sequence[torch.Tensor], limits: Sequence[int]) -> list[list[torch.Tensor]]:
     """Buckets that DistributedDataParallel makes of gradients.
 
@@ -372,6 +388,22 @@ def _probe_ddp_buckets() -> None:
 def process_group_name(group: torch.distributed.ProcessGroup) -> str:
     """Name under which torch keeps a process group; only in use with `RecordedGroup`."""
     return str(torch.distributed.distributed_c10d._world.pg_names[group])
+
+
+def _raised(call: Callable[[], object]) -> Exception:
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise RuntimeError("expected: an error")
+
+
+def _probe_missing_values() -> None:
+    with fake_tensors():
+        fake = torch.ones(2, 3)
+    for call in (fake.sum().item, fake.nonzero, lambda: torch.ones(0).set_(fake)):
+        require(is_missing_value(_raised(call)), "errors of tensors without values")
+    require(not is_missing_value(_raised(lambda: torch.ones(2).view(3))), "no errors of others")
 
 
 def _probe_fake_tensors() -> None:
@@ -520,6 +552,7 @@ PROBES = (
     PrivateApiProbe("_dynamo.eval_frame.OptimizedModule", _probe_compiled_module),
     PrivateApiProbe("fx.experimental.proxy_tensor and _guards", _probe_tracing),
     PrivateApiProbe("_subclasses.fake_tensor.FakeTensorMode", _probe_fake_tensors),
+    PrivateApiProbe("_subclasses.fake_tensor's errors", _probe_missing_values),
     PrivateApiProbe("distributed._compute_bucket_assignment_by_size", _probe_ddp_buckets),
     PrivateApiProbe("fx.experimental.proxy_tensor's error", _probe_value_read_error),
     PrivateApiProbe("_C._functorch.peek_interpreter_stack", _probe_vmap),

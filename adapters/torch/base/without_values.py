@@ -15,7 +15,10 @@ from isotrain.adapters.torch.base.pytree import filled, leaves
 _LARGE_BYTES = 2**20
 """Size in bytes from which a new tensor has no values: smaller ones, such as rates and seeds, are read."""
 
-_READERS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
+_READERS = {
+    *(torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__),
+    *(torch.Tensor.__format__, torch.Tensor.__index__, torch.Tensor.__reduce_ex__),
+}
 """Functions that read memory without an operation of torch."""
 
 

@@ -187,6 +187,22 @@ class AbstractBackend(Protocol):
         A run, its steps included, takes place in it. Reading a value of such a tensor raises an error.
         """
 
+    def is_missing_value(self, error: BaseException) -> bool:
+        """Whether an error, by itself, says that it takes a value that is not there. Local.
+
+        An error of the model, the loss or the data, which there is with values too, does not.
+        """
+
+
+def takes_values(adapter: object, error: BaseException | None) -> bool:
+    """Whether an error, or one that it came of, says that it takes values, which a plan lacks. Local."""
+    assert isinstance(adapter, AbstractBackend), "others have no plans without values"
+    while error is not None:
+        if adapter.is_missing_value(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
 
 BACKEND_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     ParameterServerBackend: frozenset({Capability.PARAMETER_SERVER_STEP}),

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
-from isotrain.core.errors import EndedError, NotANumberError, RunFailedError
+from isotrain.core.errors import (
+    EndedError,
+    NotANumberError,
+    RunFailedError,
+    ValuesNeededError,
+)
 from isotrain.core.launching.supervision.monitored_process import MonitoredProcess
 from isotrain.core.system.process import describe_exit
 
@@ -169,9 +174,14 @@ def verdict(watched: RankStatus) -> str:
 def run_failure(culprit: RankStatus, statuses: Sequence[RankStatus]) -> RunFailedError:
     """The error with which the run ends; its message is that of `describe_failure`."""
     text = describe_failure(culprit, statuses)
-    is_nan = culprit.failure is not None and culprit.failure.error == NotANumberError.__name__
-    error = NotANumberError(text) if is_nan else RunFailedError(text)
-    error.was_asked = culprit.failure is not None and culprit.failure.error == EndedError.__name__
+    name = "" if culprit.failure is None else culprit.failure.error
+    error: RunFailedError
+    if culprit.failure is not None and name == ValuesNeededError.__name__:
+        error = ValuesNeededError(text)
+        error.reason = culprit.failure.message.partition(": ")[2]
+    else:
+        error = NotANumberError(text) if name == NotANumberError.__name__ else RunFailedError(text)
+    error.was_asked = name == EndedError.__name__
     reached = [_steps_done(watched.process.status) for watched in statuses]
     error.steps_done = max((steps for steps in reached if steps is not None), default=None)
     error.lost_host = _lost_host(culprit, statuses)
