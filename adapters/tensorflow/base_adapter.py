@@ -115,6 +115,17 @@ class TensorFlowAdapter(Adapter):
 
         return recorded.recorded_messages()
 
+    def without_values(self) -> AbstractContextManager[object]:
+        keras_backend.set_backend("tensorflow")
+        from isotrain.adapters.tensorflow.base.without_values import WithoutValues
+
+        return WithoutValues()
+
+    def is_missing_value(self, error: BaseException) -> bool:
+        from isotrain.adapters.tensorflow.base.without_values import is_missing_value
+
+        return is_missing_value(error)
+
     def start_updates(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> dict[str, ReplicaGroup]:

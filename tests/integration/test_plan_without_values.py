@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from integration import step_memory
+from integration import portable_memory, step_memory
 
 from isotrain.core import api
+from isotrain.core.errors import RunFailedError
+from isotrain.core.planning import gpu_plan
 from isotrain.core.planning.gpu_plan import GpuPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.features]
@@ -24,7 +27,7 @@ _PROGRAM = """
 import json, resource, sys
 from integration import test_plan_without_values as tests
 resource.setrlimit(resource.RLIMIT_DATA, (tests._MOST_BYTES, tests._MOST_BYTES))
-plan = tests.planned(sys.argv[1], json.loads(sys.argv[2]))
+plan = tests.planned(*sys.argv[1:3], json.loads(sys.argv[3]))
 print(json.dumps([plan.plan.parameters, plan.to_dict(), plan.plan.notes]))
 """
 """Program whose processes get at most `_MOST_BYTES` of memory each."""
@@ -45,7 +48,7 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return np.ones((8, WIDTH), "float32"), np.arange(8)
 
 
-def planned(kind: str, fields: dict[str, Any]) -> GpuPlan:
+def planned(backend: str, kind: str, fields: dict[str, Any]) -> GpuPlan:
     """The plan of a native or portable model on 8 GPUs."""
     spec = {
         "model": {"torch": native} if kind == "native" else portable,
@@ -56,7 +59,7 @@ def planned(kind: str, fields: dict[str, Any]) -> GpuPlan:
         "steps": 1,
         **fields,
     }
-    return api.gpu_plan(spec, hosts=1, gpus_per_host=8, gpu="h200", backend="torch-ddp", quiet=True)
+    return api.gpu_plan(spec, hosts=1, gpus_per_host=8, gpu="h200", backend=backend, quiet=True)
 
 
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
@@ -64,13 +67,18 @@ STAGE_3 = {"strategy": {"name": "sharded", "options": {"stage": 3}}}
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
-    [("native", {}), ("native", STAGE_3), ("portable", {}), ("portable", STAGE_3)],
+    ("backend", "kind", "fields"),
+    [
+        *(("torch-ddp", "native", fields) for fields in ({}, STAGE_3)),
+        *(("torch-ddp", "portable", fields) for fields in ({}, STAGE_3)),
+        *(("tf-multiworker", "portable", fields) for fields in ({}, STAGE_3)),
+        ("tf-mirrored", "portable", {}),
+    ],
 )
 def test_a_model_of_ten_billion_weights_is_planned_in_two_gib(
-    kind: str, fields: dict[str, Any]
+    backend: str, kind: str, fields: dict[str, Any]
 ) -> None:
-    command = [sys.executable, "-c", _PROGRAM, kind, json.dumps(fields)]
+    command = [sys.executable, "-c", _PROGRAM, backend, kind, json.dumps(fields)]
     variables = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each of NumPy's threads has memory
     program = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     assert not program.returncode, program.stderr
@@ -85,6 +93,120 @@ def test_a_model_of_ten_billion_weights_is_planned_in_two_gib(
         assert reduced[0]["nbytes"] == 4 * (PARAMETERS + 1)
 
 
+def dense() -> Any:
+    import keras
+
+    first = keras.layers.Dense(600, activation="gelu")
+    layers = [first, keras.layers.Dropout(0.5), keras.layers.Dense(600), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((64,)), *layers])
+
+
+def convolutional() -> Any:
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Reshape((8, 8, 1)),
+            keras.layers.Conv2D(192, 3, padding="same", activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Conv2D(192, 3, padding="same", activation="relu"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+def transformer() -> Any:
+    import keras
+
+    inputs = keras.Input((64,))
+    x = keras.layers.Dense(384)(keras.layers.Reshape((8, 8))(inputs))
+    normed = keras.layers.LayerNormalization()(x)
+    x = x + keras.layers.MultiHeadAttention(4, 96, dropout=0.1)(normed, normed)
+    hidden = keras.layers.Dense(768, activation="gelu")(keras.layers.LayerNormalization()(x))
+    x = keras.layers.GlobalAveragePooling1D()(x + keras.layers.Dense(384)(hidden))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def cuttable() -> Any:
+    import keras
+
+    first = keras.layers.Dense(1024, activation="relu")
+    layers = [first, keras.layers.Dense(1024), keras.layers.Dense(10)]
+    return keras.Sequential([keras.Input((64,)), *layers])
+
+
+_SHARDED = {"name": "sharded", "options": {"stage": 3, "bucket_megabytes": 0.5}}
+SMALL: dict[str, dict[str, Any]] = {
+    "dense": portable_memory.spec(dense),
+    "convolutional": portable_memory.spec(convolutional, strategy="sharded"),
+    "transformer": portable_memory.spec(transformer, optimizer={"name": "adam", "lr": 0.01}),
+    "cut": portable_memory.spec(cuttable, strategy="tensor"),
+    "sharded": portable_memory.spec(transformer, strategy=_SHARDED),
+    "averaged": portable_memory.spec(dense, ema={"decay": 0.9}),
+    "diloco": portable_memory.spec(dense, strategy={"name": "diloco", "options": {"every": 3}}),
+}
+"""Specs of models that have some weights of more than 1 MiB."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        *(("tf-multiworker", name) for name in SMALL),
+        ("tf-mirrored", "transformer"),
+        ("horovod-tf", "convolutional"),
+    ],
+)
+def test_what_is_planned_without_values_is_what_is_planned_with_them(
+    monkeypatch: pytest.MonkeyPatch, backend: str, name: str
+) -> None:
+    plans = []
+    for may_lack_values in (True, False):
+        if not may_lack_values:
+            monkeypatch.setattr(gpu_plan, "may_lack_values", lambda spec, plan: False)
+        made = api.gpu_plan(
+            SMALL[name], hosts=1, gpus_per_host=4, gpu="h100", backend=backend, quiet=True
+        )
+        assert not [note for note in made.plan.notes if "values" in note]
+        assert made.why_not_counted is None
+        plans.append({**made.plan.to_dict(), **made.to_dict()})
+    assert plans[0] == plans[1]
+    assert plans[0]["collectives"]
+
+
+def faulty() -> Any:
+    with pathlib.Path(os.environ["BUILDS"]).open("a") as file:
+        file.write("built\n")
+    raise ValueError("no such layer")
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_an_error_of_the_model_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, backend: str
+) -> None:
+    """Without values it is built once; with them it would fail again."""
+    monkeypatch.setenv("BUILDS", str(tmp_path / "builds"))
+    with pytest.raises(RunFailedError, match="ValueError: no such layer"):
+        api.gpu_plan(
+            portable_memory.spec(faulty), hosts=1, gpus_per_host=2, backend=backend, quiet=True
+        )
+    assert (tmp_path / "builds").read_text() == "built\n"
+
+
+def scaling(backend: str) -> dict[str, Any]:
+    """A model that reads a value of a large weight: in the forward pass, or as it is built."""
+    return {"torch": scaled} if backend == "torch-ddp" else {"tensorflow": summed}
+
+
+def summed() -> Any:
+    import keras
+
+    model = dense()
+    model.layers[2].bias.assign(model.layers[2].bias + float(keras.ops.sum(model.layers[2].kernel)))
+    return model
+
+
 class Scaled(torch.nn.Linear):
     """A large layer that reads a value."""
 
@@ -96,15 +218,15 @@ def scaled() -> Any:
     return torch.nn.Sequential(torch.nn.Linear(64, 512), Scaled(512, 512), torch.nn.Linear(512, 10))
 
 
-def test_a_model_that_reads_values_is_planned_with_them() -> None:
+@pytest.mark.parametrize(("backend", "width"), [("torch-ddp", 512), ("tf-multiworker", 600)])
+def test_a_model_that_reads_values_is_planned_with_them(backend: str, width: int) -> None:
+    model = scaling(backend)
     plan = api.gpu_plan(
-        step_memory.spec({"torch": scaled}),
-        hosts=1,
-        gpus_per_host=2,
-        backend="torch-ddp",
-        quiet=True,
+        step_memory.spec(model), hosts=1, gpus_per_host=2, backend=backend, quiet=True
     )
     assert plan.why_not_counted is None
     assert plan.collectives is not None
-    parameters = 65 * 512 + 513 * 512 + 513 * 10
+    parameters = 65 * width + (width + 1) * width + (width + 1) * 10
     assert [each.nbytes for each in plan.collectives] == [4 * (parameters + 1)]
+    (note,) = (note for note in plan.plan.notes if "values, which" in note)
+    assert f"({pathlib.Path(__file__).name}, line " in note

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow.base.private_api import copies
+from isotrain.adapters.tensorflow.base.without_values import lacks_value
 
 BroadcastFirst = Callable[[np.ndarray], np.ndarray]
 """Broadcasts an int64 vector from replica 0; called by every process with vectors of equal length."""
@@ -88,7 +89,7 @@ def broadcast_initial_values(variables: Sequence[tf.Variable], send: BroadcastFi
     bundle: list[tuple[tf.Variable, np.ndarray]] = []
     nbytes = 0
     for variable in (copies(each)[0] for each in variables):
-        if variable.dtype == tf.string:  # no collective supports strings
+        if variable.dtype == tf.string or lacks_value(variable):  # no collective supports strings
             continue
         bundle.append((variable, variable.value().numpy()))
         nbytes += bundle[-1][1].nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import keras
@@ -119,6 +120,55 @@ def _probe_without_xla() -> None:
     require(count.experimental_get_tracing_count() == 0, "the clone has graphs of its own")
 
 
+UNINITIALIZED = "isotrain-without-value-"
+"""Begin of the names in errors that say that a variable without a value is read."""
+_numbers = itertools.count()
+
+
+def uninitialized_variable(shape: tf.TensorShape, dtype: tf.DType, **options: Any) -> tf.Variable:
+    """A variable that has no value, and takes no memory for one, until it is assigned one.
+
+    Args:
+        shape: Its shape.
+        dtype: Its dtype.
+        options: Further arguments of `tf.Variable`, as variable creators get them.
+    """
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    variable = UninitializedVariable(shape=shape, dtype=dtype, **options)
+    drop_value(variable)  # it would be read as an empty tensor, without an error
+    return variable
+
+
+def drop_value(variable: tf.Variable) -> None:
+    """Takes the value of a variable away; what reads it raises an error that has `UNINITIALIZED`."""
+    name = f"{UNINITIALIZED}{next(_numbers)}"
+    before = variable.handle
+    with tf.init_scope(), tf.device(before.device):
+        handle = tf.raw_ops.VarHandleOp(
+            shape=variable.shape, dtype=variable.dtype, shared_name=name
+        )
+    for attribute in ("_handle_data", "_parent_trackable", "_name", "_unique_id"):
+        setattr(handle, attribute, getattr(before, attribute))
+    variable._handle = handle
+
+
+def _probe_uninitialized() -> None:
+    variable = uninitialized_variable(tf.TensorShape([2, 3]), tf.float32, name="empty")
+    dropped = tf.Variable(tf.zeros((2, 3)))
+    drop_value(dropped)
+    for each in (variable, dropped):
+        graph = tf.function(lambda: each + 1.0, autograph=False).get_concrete_function().graph  # noqa: B023
+        require(graph.structured_outputs.shape == (2, 3), "functions of variables can be traced")
+        require(any(handle is each.handle for handle, _ in graph.captures), "captured handles")
+        message = ""
+        try:
+            tf.identity(each)
+        except tf.errors.FailedPreconditionError as error:
+            message = str(error)
+        require(UNINITIALIZED in message, "an error that names what has no value")
+
+
 _HEARTBEAT_TIMEOUT_MS = 30 * 24 * 3600 * 1000
 
 
@@ -163,4 +213,5 @@ PROBES = (
     PrivateApiProbe("platform/build_info.py", _probe_build_info),
     PrivateApiProbe("__internal__.FuncGraph", _probe_graphs),
     PrivateApiProbe("Function._clone", _probe_without_xla),
+    PrivateApiProbe("ops.resource_variable_ops.UninitializedVariable", _probe_uninitialized),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -32,12 +32,20 @@ def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) ->
         variable.assign(value)
 
 
-def named_as(weight: Any, value: tf.Tensor) -> Any:
-    """A variable of a value's shape and dtype with a weight's name, after which slots are named."""
+def named_as(weight: Any, shape: Sequence[int], compute: Callable[[], tf.Tensor]) -> Any:
+    """A variable with a weight's name, after which slots are named, and its dtype.
+
+    Args:
+        weight: Variable of TensorFlow or of Keras.
+        shape: Shape of the new one.
+        compute: Returns its initial value, of this shape.
+    """
     if not isinstance(weight, keras.Variable):
-        return tf.Variable(value, name=weight.name.rpartition(":")[0])
+        return tf.Variable(compute, name=weight.name.rpartition(":")[0])
     with named_like(weight.path) as name:
-        return keras.Variable(value, dtype=value.dtype.name, name=name)
+        return keras.Variable(
+            lambda shape, dtype: compute(), shape=shape, dtype=weight.dtype, name=name
+        )
 
 
 def assign_anew(variable: tf.Variable, value: tf.Tensor) -> Any:

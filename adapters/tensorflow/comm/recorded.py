@@ -1,15 +1,19 @@
 """Collectives of TensorFlow replicas of which one process stands for all: it records them, and sends nothing.
 
 They are recorded when they are computed, since a traced function may compute one several times, or never.
+Without values, where functions are traced and not run, those of a function's own graph are recorded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from isotrain.adapters.tensorflow.base.without_values import MissingValueError, WithoutValues
 from isotrain.adapters.tensorflow.comm.tf_distribute import (
     MirroredCommunicator,
     MultiWorkerCommunicator,
@@ -18,6 +22,8 @@ from isotrain.adapters.tensorflow.comm.tf_distribute import (
 from isotrain.plugin import Message, Subgroups, local_subgroup
 
 _messages: list[Message] = []
+_traced: weakref.WeakKeyDictionary[Any, list[Message]] = weakref.WeakKeyDictionary()
+"""Messages of the operations in a graph, where they are not recorded as they are computed."""
 
 
 @contextlib.contextmanager
@@ -32,6 +38,9 @@ def recorded(
 ) -> tf.Tensor:
     """The tensor, any shape; computing it records a message with these fields. Local."""
     message = Message(kind, nbytes, tuple(ranks), is_fused)
+    if WithoutValues.entered is not None:
+        _traced.setdefault(tf.compat.v1.get_default_graph(), []).append(message)
+        return tf.identity(tensor)
 
     def note() -> int:
         _messages.append(message)
@@ -39,6 +48,19 @@ def recorded(
 
     with tf.control_dependencies([tf.py_function(note, [], tf.int64)]):
         return tf.identity(tensor)
+
+
+def note_call(graph: Any) -> None:
+    """Records what a call of a traced function with a graph sends, without values. Local.
+
+    Raises:
+        MissingValueError: That depends on values, as in a loop or a branch.
+    """
+    for other in _traced:
+        while (other := getattr(other, "outer_graph", None)) is not None:
+            if other is graph:
+                raise MissingValueError("collectives are in a loop, a branch or a tf.function")
+    _messages.extend(_traced.get(graph, ()))
 
 
 def all_reduced(tensor: tf.Tensor, ranks: Sequence[int], is_fused: bool = False) -> tf.Tensor:

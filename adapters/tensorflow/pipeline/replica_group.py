@@ -69,7 +69,8 @@ class PipelineTrainer(ReplicaTrainer):
 def _placeholder(weight: Any) -> Any:
     """A tiny variable with a weight's name, rank and dtype, to make slots for."""
     variable = native(weight)
-    return named_as(weight, tf.zeros([1] * variable.shape.rank, variable.dtype))
+    shape = [1] * variable.shape.rank
+    return named_as(weight, shape, lambda: tf.zeros(shape, variable.dtype))
 
 
 class PipelineReplicaGroup(TensorFlowReplicaGroup):

@@ -19,6 +19,8 @@ from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
     random_streams,
 )
 from isotrain.adapters.tensorflow.base.require_all import refusal_of
+from isotrain.adapters.tensorflow.base.without_values import AbstractFunction, WithoutValues
+from isotrain.adapters.tensorflow.comm import recorded
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
 from isotrain.plugin import Batch, Phase, SpecError
@@ -194,10 +196,12 @@ class TracedFunctions:
         """
         function = self._functions.get(key)
         if function is None:
-            is_exact = not (relaxes_shapes and self._may_relax)
-            function = (
-                tf.function(make(), autograph=False) if is_exact else _ShapeRelaxingFunction(make())
-            )
+            if WithoutValues.entered is not None:
+                function = AbstractFunction(make(), recorded.note_call)
+            elif relaxes_shapes and self._may_relax:
+                function = _ShapeRelaxingFunction(make())
+            else:
+                function = tf.function(make(), autograph=False)
             self._functions[key] = function
         return function
 

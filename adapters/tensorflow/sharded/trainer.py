@@ -9,14 +9,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras.weight_sharding import require_shardable
 from isotrain.adapters.tensorflow.base.xla import Compute
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.sharded.keras_layers import ShardedLayers
 from isotrain.adapters.tensorflow.sharded.modules import ShardedModules
 from isotrain.adapters.tensorflow.sharded.weights import ShardedWeights
-from isotrain.adapters.tensorflow.trainer.base import MicroBatch
+from isotrain.adapters.tensorflow.trainer.base import MicroBatch, built_model
 from isotrain.adapters.tensorflow.trainer.local_shards import LocalShardsTrainer, ShardedUpdate
 from isotrain.adapters.tensorflow.trainer.state import canonical_names
 from isotrain.plugin import DeviceMesh, TrainingSpec
@@ -49,7 +48,7 @@ class ShardedTrainer(LocalShardsTrainer):
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> Any:
         """Builds the model without recomputation: layers that gather weights recompute themselves."""
-        return keras_model.build_model(spec.replace(recompute=()), "tensorflow", scope)
+        return built_model(spec.replace(recompute=()), scope)
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> ShardedUpdate:
         """Shards the weights first: there are never slots for all of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,8 @@ class ShardedWeights:
             ShardSpec(tuple(weight.shape), len(members)) for weight in self.full_variables
         ]
         self.variables = [
-            named_as(weight, self._local_shard_of(index)) for index, weight in enumerate(weights)
+            named_as(weight, each.shard_shape(self.shard_index), self._local_shard_of(index))
+            for index, (weight, each) in enumerate(zip(weights, self.shard_specs, strict=True))
         ]
         self.shards = [
             VariableShard(
@@ -83,13 +84,12 @@ class ShardedWeights:
         """Index of a weight."""
         return self._indices[id(weight)]
 
-    def _local_shard_of(self, index: int) -> tf.Tensor:
-        """Local shard of a weight, by its index."""
-        shard_spec = self.shard_specs[index]
+    def _local_shard_of(self, index: int) -> Callable[[], tf.Tensor]:
+        """Function that returns the local shard of a weight, by its index."""
+        shard_spec, full = self.shard_specs[index], self.full_variables[index]
         offset = shard_spec.shard_offset(self.shard_index)
-        return tf.slice(
-            self.full_variables[index], offset, shard_spec.shard_shape(self.shard_index)
-        )
+        size = shard_spec.shard_shape(self.shard_index)
+        return lambda: tf.slice(full, offset, size)
 
     def reshard(self) -> None:
         """Frees the full weights: this replica keeps its shards alone; not traced. Local."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,8 @@ class CutWeights:
                 start, length = part_bounds(shape[axis], parts)
                 offset = tuple(start if each == axis else 0 for each in range(len(shape)))
                 size = [length if each == axis else count for each, count in enumerate(shape)]
-                part = tf.Variable(tf.slice(full, offset, size), name=variable.name)
+                cut = functools.partial(tf.slice, full, offset, size)
+                part = tf.Variable(cut, name=variable.name)
                 keras_private.replace_value(variable, part)
             self.shards.append(VariableShard(native(variable), shape, offset))
         for each in cuts:

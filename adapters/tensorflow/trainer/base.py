@@ -23,6 +23,7 @@ from isotrain.adapters.keras import weights as keras_weights
 from isotrain.adapters.keras.batch_norm import normalize_ghost_batches, normalize_globally
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.random_layers import draw_by_sample
+from isotrain.adapters.keras.recompute import Recomputed
 from isotrain.adapters.keras.standalone_generators import (
     UNSEEDED,
     standalone_generators,
@@ -40,6 +41,7 @@ from isotrain.adapters.tensorflow.base.recompute import (
 )
 from isotrain.adapters.tensorflow.base.require_all import require_all
 from isotrain.adapters.tensorflow.base.variables import assign_all, flatten, undo_where, value_of
+from isotrain.adapters.tensorflow.base.without_values import WithoutValues
 from isotrain.adapters.tensorflow.base.xla import Compute, compiled
 from isotrain.adapters.tensorflow.trainer.frozen_state import FrozenState
 from isotrain.adapters.tensorflow.trainer.loss import forward, loss_computer
@@ -124,7 +126,7 @@ class ReplicaTrainer:
         scope: Callable[[], contextlib.AbstractContextManager[Any]],
     ) -> Callable[..., Any]:
         """Builds a frozen model, called in evaluation mode."""
-        model = keras_model.build_model(spec, "tensorflow", scope)
+        model = built_model(spec, scope)
         if isinstance(model, keras.Layer):
             return keras_model.freeze_model(model, frozen)
         variables = [each for weights in weights_of(model, spec) for each in weights]
@@ -135,7 +137,7 @@ class ReplicaTrainer:
     def _build_model(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> Any:
-        model = keras_model.build_model(spec, "tensorflow", scope, recomputed)
+        model = built_model(spec, scope, recomputed)
         if isinstance(model, tf.Module):
             recompute(model, spec)
         return model
@@ -611,6 +613,24 @@ class ReplicaTrainer:
     def predict(self, inputs: Any) -> Any:
         """The model's outputs in evaluation mode."""
         return as_plain_tree(self._forward(inputs))
+
+
+def built_model(
+    spec: TrainingSpec,
+    scope: Callable[[], contextlib.AbstractContextManager[Any]],
+    recompute_by: Recomputed = keras.remat,
+) -> Any:
+    """The model of a spec; its large weights lack values in the context `WithoutValues`."""
+    without_values = WithoutValues.entered
+
+    def create() -> contextlib.AbstractContextManager[Any]:
+        if without_values is not None:
+            without_values.create_variables()
+        return scope()
+
+    return keras_model.build_model(
+        spec, "tensorflow", create, recompute_by, has_values=without_values is None
+    )
 
 
 def _dense(gradient: Any, weight: tf.Variable) -> tf.Tensor | None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.tensorflow.base.variables import assign_all, value_of
+from isotrain.adapters.tensorflow.base.without_values import lacks_value
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients, WeightUpdate
 from isotrain.adapters.tensorflow.trainer.state import NamedState, native
@@ -223,7 +224,7 @@ class LocalShardsTrainer(ReplicaTrainer, ABC):
 
     def _broadcast_initial_values(self) -> None:
         """Broadcasts the weights of the first process to all. Collective."""
-        variables = [*self._values, *self.others]
+        variables = [each for each in (*self._values, *self.others) if not lacks_value(each)]
 
         def broadcast() -> None:
             assign_all(variables, [self._broadcast_from_first(value_of(v)) for v in variables])
