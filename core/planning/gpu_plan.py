@@ -108,12 +108,8 @@ class Collective:
 
 
 def may_lack_values(resolved_spec: ResolvedSpec, plan: Plan) -> bool:
-    """Whether the model of a plan can be measured without values, and so without memory, for its weights.
-
-    In pipelines the layers are timed, by which they are assigned to stages.
-    """
-    adapter = resolved_spec.plugins.backend(plan.backend)
-    return isinstance(adapter, AbstractBackend) and STAGE not in plan.device_mesh.sizes
+    """Whether the model of a plan can be measured without values, and so without memory, for its weights."""
+    return isinstance(resolved_spec.plugins.backend(plan.backend), AbstractBackend)
 
 
 def counting_obstacle(resolved_spec: ResolvedSpec, plan: Plan) -> str | None:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,13 +65,18 @@ def planned(backend: str, kind: str, fields: dict[str, Any]) -> GpuPlan:
 
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
 STAGE_3 = {"strategy": {"name": "sharded", "options": {"stage": 3}}}
+STAGES: dict[str, Any] = {
+    "strategy": {"name": "pipeline", "options": {"stages": 2}},
+    "gradient_accumulation_steps": 4,
+    "global_batch_size": 32,
+}
 
 
 @pytest.mark.parametrize(
     ("backend", "kind", "fields"),
     [
-        *(("torch-ddp", "native", fields) for fields in ({}, STAGE_3)),
-        *(("torch-ddp", "portable", fields) for fields in ({}, STAGE_3)),
+        *(("torch-ddp", "native", fields) for fields in ({}, STAGE_3, STAGES)),
+        *(("torch-ddp", "portable", fields) for fields in ({}, STAGE_3, STAGES)),
         *(("tf-multiworker", "portable", fields) for fields in ({}, STAGE_3)),
         ("tf-mirrored", "portable", {}),
     ],
@@ -91,6 +97,8 @@ def test_a_model_of_ten_billion_weights_is_planned_in_two_gib(
     if not fields:
         assert [each["kind"] for each in reduced] == ["all-reduce"]
         assert reduced[0]["nbytes"] == 4 * (PARAMETERS + 1)
+    if fields == STAGES:
+        assert reduced[0]["nbytes"] == 4 * PARAMETERS / 2
 
 
 def dense() -> Any:
@@ -173,6 +181,34 @@ def test_what_is_planned_without_values_is_what_is_planned_with_them(
         plans.append({**made.plan.to_dict(), **made.to_dict()})
     assert plans[0] == plans[1]
     assert plans[0]["collectives"]
+
+
+def two_modules() -> Any:
+    first = (torch.nn.Linear(64, 600), torch.nn.ReLU(), torch.nn.Linear(600, 600))
+    return torch.nn.Sequential(torch.nn.Sequential(*first), torch.nn.Linear(600, 10))
+
+
+def test_stages_without_values_have_the_bytes_of_those_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All but the times of their layers, which are estimated; the plan says so."""
+    spec = step_memory.spec(
+        {"torch": two_modules}, strategy="pipeline", gradient_accumulation_steps=4
+    )
+    plans = []
+    for lacks_values in (True, False):
+        if not lacks_values:
+            monkeypatch.setattr(gpu_plan, "may_lack_values", lambda spec, plan: False)
+        made = api.gpu_plan(spec, hosts=1, gpus_per_host=4, backend="torch-ddp", quiet=True)
+        notes = [note for note in made.plan.notes if "values" in note]
+        assert [note.partition(",")[0] for note in notes] == lacks_values * [
+            "pipeline: without values its layers are not timed: stages are balanced by the operations and"
+            " bytes of their layers"
+        ]
+        assert made.plan.stages is not None
+        stages = [replace(each, forward=0, backward=0) for each in made.plan.stages.stages]
+        plans.append([made.collectives, made.needed_bytes, made.plan.state_bytes, stages])
+    assert plans[0] == plans[1]
 
 
 def faulty() -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isotrain.plugin import LayerCost, ModelProfile
+from isotrain.plugin import LayerCost, ModelProfile, PassCosts
 
 Compute = Callable[..., list[Any]]
 """A layer, as a function of its input tensors."""
@@ -18,6 +18,8 @@ BuildPasses = Callable[
 """`build(compute, inputs, trained)`: returns a function that runs the forward pass and returns its outputs,
 and one that runs both passes; each returns once the device is done."""
 _TIMES = 3
+_FLOPS, _MEMORY_RATE = 100e12, 3e12
+"""Operations and bytes per second by which layers are estimated: of the order of a GPU of a data centre."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,26 @@ class ProfiledCall:
 
 
 def profile_calls(
-    calls: Iterable[ProfiledCall], inputs: Mapping[Any, Any], passes: BuildPasses
+    calls: Iterable[ProfiledCall],
+    inputs: Mapping[Any, Any],
+    passes: BuildPasses,
+    costs_of: Callable[[Callable[[], Any]], PassCosts] | None = None,
 ) -> ModelProfile:
-    """Measures the time of each layer's forward and backward pass.
+    """Measures the time of each layer's forward and backward pass, or estimates it by its costs.
 
     Args:
         calls: Calls of the layers, in an order in which they can be computed.
         inputs: Input tensors of the model, by key.
         passes: Builds a layer's passes for the framework.
+        costs_of: Calls a function and returns its costs, by which its time is estimated; None: measure it.
 
     Returns:
         Costs of the layers: seconds, bytes of outputs and weights, and dependencies.
     """
+
+    def seconds_of(call: Callable[[], Any]) -> float:
+        return _fastest(call) if costs_of is None else _estimated(costs_of(call))
+
     tensors = dict(inputs)
     layer_of: dict[Hashable, int] = {}
     layers: list[LayerCost] = []
@@ -61,12 +71,12 @@ def profile_calls(
         forward, both = passes(
             call.compute, [tensors[key] for key in call.input_keys], call.trained
         )
-        outputs, seconds = forward(), _fastest(forward)
+        outputs, seconds = forward(), seconds_of(forward)
         tensors |= dict(zip(call.output_keys, outputs, strict=True))
         layer = LayerCost(
             call.name,
             seconds,
-            max(0.0, _fastest(both) - seconds),
+            max(0.0, seconds_of(both) - seconds),
             sum(map(_bytes, outputs)),
             sum(map(_bytes, call.trained)),
             tuple(sorted({layer_of[key] for key in call.input_keys if key in layer_of})),
@@ -86,6 +96,11 @@ def _fastest(call: Callable[[], Any]) -> float:
         call()
         durations.append(time.perf_counter() - begin)
     return min(durations)
+
+
+def _estimated(costs: PassCosts) -> float:
+    """Seconds of operations with these costs."""
+    return max(costs.flops / _FLOPS, costs.moved_bytes / _MEMORY_RATE)
 
 
 def _bytes(tensor: Any) -> int:

@@ -53,6 +53,13 @@ def pass_costs(
     return PassCosts(live.peak, live.flops, live.moved)
 
 
+def costs_of(call: Callable[[], Any]) -> PassCosts:
+    """Costs of the operations that a function calls, of the tensors that it makes."""
+    with _LiveBytes() as live:
+        call()
+    return PassCosts(live.peak, live.flops, live.moved)
+
+
 class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of the tensors that operations make, until they are freed.
 

@@ -19,6 +19,8 @@ from isotrain.adapters.common.pipeline.delayed_updates import (
     overlapped_work,
 )
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.pass_costs import costs_of
+from isotrain.adapters.torch.base.without_values import WithoutValues
 from isotrain.adapters.torch.comm.base import all_reduce_mean_flat
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.torch.pipeline.delayed_updates import (
@@ -47,6 +49,12 @@ from isotrain.plugin import (
 )
 
 _WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
+
+
+_ESTIMATED = (
+    "pipeline: without values its layers are not timed: stages are balanced by the operations and bytes of"
+    " their layers, and the times are estimates for a GPU"
+)
 
 
 class PipelineReplicaGroup(TorchReplicaGroup):
@@ -269,7 +277,8 @@ class PipelineReplicaGroup(TorchReplicaGroup):
     def profile_layers(self, batch: Batch) -> ModelProfile:
         model = self._context.model
         inputs = model.inputs(batch.slices[0][0].inputs)
-        return layer_profiler.profile_calls(model.layer_calls(), inputs, self._passes)
+        measure = costs_of if self._lacks_values else None  # which take no time
+        return layer_profiler.profile_calls(model.layer_calls(), inputs, self._passes, measure)
 
     def _passes(
         self,
@@ -302,7 +311,13 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         return forward, forward_and_backward
 
     def plan_notes(self) -> list[str]:
-        return super().plan_notes() + self._context.model.describe(self._topology.stages)
+        notes = super().plan_notes() + self._context.model.describe(self._topology.stages)
+        return [*notes, _ESTIMATED] if self._lacks_values else notes
+
+    @property
+    def _lacks_values(self) -> bool:
+        """Whether large tensors have no values, as in plans."""
+        return WithoutValues.entered is not None
 
     def evaluation_step(self, batch: Batch) -> None:
         if self._topology.evaluates(len(self._context.model.chunks)):
