@@ -32,6 +32,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torch-ddp", ("pipeline, 2-1-1",)),
     ("torch-ddp", ("tensor",)),
     ("tf-multiworker", ("tensor",)),
+    ("tf-multiworker", ("pipeline, 2bw", "pipeline, pipedream")),
 )
 """A backend and what is tried in the same processes of it: all that need no framework, and some on one.
 
@@ -116,12 +117,18 @@ def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
     return resume_checks.problems(specs, backend)
 
 
+def _mark(backend: str, name: str) -> pytest.MarkDecorator:
+    """Everyday tests have a strategy that needs a framework on one, and cut layers on both."""
+    is_feature = backend == "tf-multiworker" and name != "tensor"
+    return pytest.mark.features if is_feature else pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("backend", "names", "name"),
     [
         pytest.param(
             *(backend, names, name),
-            marks=pytest.mark.slow,
+            marks=_mark(backend, name),
             id=f"{backend}-{name}",
         )
         for backend, names in TOGETHER
