@@ -76,6 +76,7 @@ from isotrain.core.contracts.backend.replica import Tensor as Tensor
 from isotrain.core.contracts.backend.replica import TensorFunctions as TensorFunctions
 from isotrain.core.contracts.backend.replica import index_within as index_within
 from isotrain.core.contracts.backend.replica import local_subgroup as local_subgroup
+from isotrain.core.contracts.backend.replica import spans_of_range as spans_of_range
 from isotrain.core.contracts.backend.replica_group import AVERAGED as AVERAGED
 from isotrain.core.contracts.backend.replica_group import Phase as Phase
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup as ReplicaGroup

@@ -123,7 +123,7 @@ def read_trainable(replica: Replica) -> Tensor:
 
 def as_trainable(replica: Replica, vector: Tensor) -> Tensor:
     """A vector in the dtype in which trainable weights are read. Local."""
-    return replica.ops.cast(vector, replica.read(("trainable",)).dtype)
+    return replica.ops.cast(vector, replica.read_range(0, 0).dtype)
 
 
 def average_weights(replica: Replica) -> None:

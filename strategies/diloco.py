@@ -255,8 +255,7 @@ class DiLoCo(LocalSGD):
         """
         fragment = self._fragments[exchange.fragment]
         mix = self._mix if fragment.counts.steps else 0.0
-        bounds = (fragment.start, fragment.stop) if self._fragment_count > 1 else None
-        static = (bounds, *self._outer, mix)
+        static = (fragment.start, *self._outer, mix)
         fragment.state = group.compute(outer_step, fragment.state, exchange.wait(), static=static)
 
     def finished(self, group: ReplicaGroup) -> None:
@@ -409,7 +408,7 @@ def outer_gradient(
         A vector; in few bits, what `to_few_bits` returns of it and the residual.
     """
     start, stop, bits = static
-    gradient = state[0] - read_trainable(replica)[start:stop]
+    gradient = state[0] - replica.read_range(start, stop)
     if weight is not None:
         gradient = gradient * replica.ops.cast(weight, gradient.dtype)
     if bits is None:
@@ -429,7 +428,7 @@ def outer_step(
     state: list[Tensor],
     mean: Tensor,
     *,
-    static: tuple[tuple[int, int] | None, float, float, float],
+    static: tuple[int, float, float, float],
 ) -> list[Tensor]:
     """A step of the outer optimizer on a fragment, SGD with Nesterov momentum. Local.
 
@@ -437,23 +436,19 @@ def outer_step(
         replica: The replica that runs this computation, whose weights move to the outer ones.
         state: Outer weights, momentum and, in few bits, the residual, of the fragment.
         mean: Mean outer gradient.
-        static: First element of the fragment and the one after its last, or None if it has all weights;
-            learning rate, momentum, and the part of the replica's own weights in its new ones.
+        static: First element of the fragment, learning rate, momentum, and the part of the replica's own
+            weights in its new ones.
 
     Returns:
         The new state.
     """
-    bounds, rate, decay, mix = static
+    start, rate, decay, mix = static
     outer, momentum, *residual = state
     momentum = decay * momentum + mean
     outer = outer - rate * (mean + decay * momentum)
-    vector = outer
-    if bounds or mix:
-        weights = read_trainable(replica)
-        start, stop = bounds or (0, weights.shape[0])
-        if mix:
-            vector = mix * weights[start:stop] + (1 - mix) * outer
-        if bounds:
-            vector = replica.ops.concatenate([weights[:start], vector, weights[stop:]])
-    replica.write(("trainable",), vector)
+    weights = outer
+    if mix:
+        own = replica.read_range(start, start + outer.shape[0])
+        weights = mix * own + (1 - mix) * outer
+    replica.write_range(start, weights)
     return [outer, momentum, *residual]

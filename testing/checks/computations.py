@@ -75,7 +75,7 @@ def _double_weights(replica: Replica) -> list[Tensor]:
 
 
 def computation_on_state(context: CheckContext) -> None:
-    """A computation reads the weights and moving statistics of its replica as vectors, and sets them."""
+    """A computation reads and sets its replica's weights and moving statistics, as vectors or ranges."""
     context.restart()
     start = context.session.read_state(("trainable",))
     results = context.group.compute(_double_weights)
@@ -89,6 +89,31 @@ def computation_on_state(context: CheckContext) -> None:
         assert_same(later[len(weights) :], before[len(weights) :], "statistics, not written")
     for name, value in after.items():
         assert_same(value, 2 * start[name], name)
+    _check_ranges(context)
+
+
+_RANGES = ((0, 0), (0, 1), (1, 7), (5, None), (0, None))
+"""Ranges of the trainable weights' elements: none, parts of weights, and several; None is the last one."""
+
+
+def _move_range(replica: Replica, *, static: tuple[int, int | None]) -> list[Tensor]:
+    """Computation that moves a range by 1; returns vectors of all before, of the range, and of all after."""
+    before = replica.read(("trainable",))
+    start, stop = static[0], before.shape[0] if static[1] is None else static[1]
+    part = replica.read_range(start, stop)
+    replica.write_range(start, part + 1)
+    return [before, part, replica.read(("trainable",))]
+
+
+def _check_ranges(context: CheckContext) -> None:
+    """Compares what `_move_range` reads and writes with ranges of all weights' elements."""
+    for start, stop in _RANGES:
+        results = context.group.compute(_move_range, static=(start, stop))
+        for before, part, after in [map(context.group.numpy, result) for result in results]:
+            assert_same(part, before[start:stop], f"range {start} to {stop}, read")
+            expected = before.copy()
+            expected[start:stop] += 1
+            assert_same(after, expected, f"range {start} to {stop}, written")
 
 
 def _collectives(replica: Replica, tensor: Tensor) -> list[Tensor]:

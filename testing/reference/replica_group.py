@@ -30,6 +30,7 @@ from isotrain.plugin import (
     TrainingSpec,
     local_subgroup,
     map_tree,
+    spans_of_range,
 )
 from isotrain.testing.reference.comm import Communicator
 from isotrain.testing.reference.flatten import flatten, restored, unflatten_into
@@ -66,6 +67,20 @@ class ReferenceReplica(Replica):
 
     def write_weights(self, indices: Sequence[int], vector: Array) -> None:
         unflatten_into(vector, self._weights(indices))
+
+    def read_range(self, start: int, stop: int) -> Array:
+        spans = self._spans(start, stop)
+        return np.concatenate([self.read_weights([]), *(flat[span] for flat, span in spans)])
+
+    def write_range(self, start: int, vector: Array) -> None:
+        for flat, span in self._spans(start, start + len(vector)):
+            flat[span], vector = np.split(vector, [span.stop - span.start])
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[Any, slice]]:
+        """Iterators over the elements of weights, and what of them is in a range."""
+        weights = self._trainer.part("trainable")
+        for index, first, end in spans_of_range([each.size for each in weights], start, stop):
+            yield weights[index].flat, slice(first, end)
 
     def _weights(self, indices: Sequence[int]) -> list[Array]:
         """Trainable weights at some indices, in their shapes."""

@@ -10,7 +10,7 @@ from keras import ops
 from isotrain.adapters.tensorflow.base.variables import value_of
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
-from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
+from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups, spans_of_range
 
 
 class TensorFlowReplica(Replica):
@@ -43,15 +43,32 @@ class TensorFlowReplica(Replica):
 
     def read_weights(self, indices: Sequence[int]) -> tf.Tensor:
         weights = self._trainer.part("trainable")
-        widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.size)
-        selected = [tf.cast(value_of(weights[index]), widest) for index in indices]
-        return tf.concat(
-            [tf.zeros(0, widest), *(tf.reshape(weight, [-1]) for weight in selected)], axis=0
-        )
+        empty = _empty(weights)
+        selected = [tf.cast(value_of(weights[index]), empty.dtype) for index in indices]
+        return tf.concat([empty, *(tf.reshape(weight, [-1]) for weight in selected)], axis=0)
 
     def write_weights(self, indices: Sequence[int], vector: tf.Tensor) -> None:
         weights = self._trainer.part("trainable")
         _write([weights[index] for index in indices], vector)
+
+    def read_range(self, start: int, stop: int) -> tf.Tensor:
+        weights = self._trainer.part("trainable")
+        parts = [_empty(weights)]
+        for index, first, end in spans_of_range(_sizes(weights), start, stop):
+            value = tf.reshape(value_of(weights[index]), [-1])[first:end]
+            parts.append(tf.cast(value, parts[0].dtype))
+        return tf.concat(parts, axis=0)
+
+    def write_range(self, start: int, vector: tf.Tensor) -> None:
+        weights = self._trainer.part("trainable")
+        sizes = _sizes(weights)
+        for index, first, end in spans_of_range(sizes, start, start + vector.shape[0]):
+            weight, values, vector = weights[index], vector[: end - first], vector[end - first :]
+            if end - first < sizes[index]:
+                before = tf.reshape(value_of(weight), [-1])
+                values = tf.cast(values, weight.dtype)
+                values = tf.concat([before[:first], values, before[end:]], axis=0)
+            _write([weight], values)
 
     def reduce_scatter(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         part, proof = self._communicator.reduce_scatter(vector, sizes)
@@ -98,9 +115,18 @@ class TensorFlowReplica(Replica):
         return self._communicator.broadcast_within(tensor, subgroups)
 
 
+def _sizes(variables: Sequence[tf.Variable]) -> list[int]:
+    """Number of elements of each variable."""
+    return [variable.shape.num_elements() for variable in variables]
+
+
+def _empty(weights: Sequence[tf.Variable]) -> tf.Tensor:
+    """Vector of length 0 in the widest dtype of the weights."""
+    return tf.zeros(0, max((weight.dtype for weight in weights), key=lambda dtype: dtype.size))
+
+
 def _write(variables: Sequence[tf.Variable], vector: tf.Tensor) -> None:
     """Assigns the variables, in their shapes and dtypes, the parts of a vector."""
-    sizes = [variable.shape.num_elements() for variable in variables]
-    values = tf.split(vector, sizes) if variables else []
+    values = tf.split(vector, _sizes(variables)) if variables else []
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))

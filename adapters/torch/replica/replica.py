@@ -10,7 +10,7 @@ import torch
 
 from isotrain.adapters.torch.comm.base import Communicator
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
-from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups, TensorFunctions
+from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups, TensorFunctions, spans_of_range
 
 
 class TorchFunctions(TensorFunctions):
@@ -95,13 +95,28 @@ class TorchReplica(Replica):
 
     def read_weights(self, indices: Sequence[int]) -> torch.Tensor:
         weights = list(self._trainer.trainable.values())
-        widest = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
         flat = [weights[index].detach().reshape(-1) for index in indices]
-        return torch.cat([weights[0].new_empty(0, dtype=widest), *flat])
+        return torch.cat([_empty(weights), *flat])
 
     def write_weights(self, indices: Sequence[int], vector: torch.Tensor) -> None:
         weights = list(self._trainer.trainable.values())
         _write_flat([weights[index] for index in indices], vector)
+
+    def read_range(self, start: int, stop: int) -> torch.Tensor:
+        weights = self._trainer.part("trainable")
+        spans = spans_of_range([weight.numel() for weight in weights], start, stop)
+        flat = [weights[index].detach().reshape(-1)[first:end] for index, first, end in spans]
+        return torch.cat([_empty(weights), *flat])
+
+    def write_range(self, start: int, vector: torch.Tensor) -> None:
+        weights = self._trainer.part("trainable")
+        sizes = [weight.numel() for weight in weights]
+        for index, first, end in spans_of_range(sizes, start, start + len(vector)):
+            weight, values, vector = weights[index], vector[: end - first], vector[end - first :]
+            flat = weight.detach().reshape(-1)
+            flat[first:end] = values
+            if not weight.is_contiguous():  # flat is a copy
+                weight.copy_(flat.view_as(weight))
 
     def _tensors(self, parts: Sequence[StatePart]) -> list[torch.Tensor]:
         """Tensors of parts of the state, in their shapes, in order."""
@@ -138,6 +153,12 @@ class TorchReplica(Replica):
 
     def broadcast_within(self, tensor: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         return self._communicator.broadcast_within(tensor, subgroups)
+
+
+def _empty(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Vector of length 0 in the widest dtype of the weights."""
+    widest = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
+    return weights[0].new_empty(0, dtype=widest)
 
 
 def _write_flat(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from isotrain.core.contracts.backend.protocol_checks import Contract
@@ -100,6 +100,29 @@ class Replica(Contract):
     @abstractmethod
     def write(self, parts: Sequence[StatePart], vector: Tensor) -> None:
         """Overwrites state with a vector in the layout of `read` for the same parts. Local."""
+
+    def read_range(self, start: int, stop: int) -> Tensor:
+        """Copies a range of the trainable weights' elements into one new vector. Local.
+
+        The default reads all trainable weights; others read those that the range meets.
+
+        Args:
+            start: Index of the first element in the vector of `read(("trainable",))`.
+            stop: Index after the last one; may be `start`.
+
+        Returns:
+            Vector of length `stop - start`, in the widest dtype of all trainable weights.
+        """
+        return self.read(("trainable",))[start:stop]
+
+    def write_range(self, start: int, vector: Tensor) -> None:
+        """Overwrites the trainable weights' elements from `start` on with those of a vector. Local.
+
+        The default reads and writes all trainable weights; others those that the range meets.
+        """
+        weights = self.read(("trainable",))
+        rest = weights[start + vector.shape[0] :]
+        self.write(("trainable",), self.ops.concatenate([weights[:start], vector, rest]))
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -234,6 +257,25 @@ class ShardedReplica(Protocol):
 
     def write_weights(self, indices: Sequence[int], vector: Tensor) -> None:
         """Overwrites trainable weights with a vector in the layout of `read_weights`. Local."""
+
+
+def spans_of_range(sizes: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yields the parts of tensors that make up a range of their elements, one tensor after the other.
+
+    Args:
+        sizes: Number of elements of each tensor.
+        start: Index of the first element of the range, counted over all tensors.
+        stop: Index after the last one.
+
+    Yields:
+        Index of a tensor, and the indices, within it, of its first element in the range and after the last.
+    """
+    offset = 0
+    for index, size in enumerate(sizes):
+        first, end = max(start - offset, 0), min(stop - offset, size)
+        if first < end:
+            yield index, first, end
+        offset += size
 
 
 def local_subgroup(replica: int, subgroups: Subgroups) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from keras import ops
 
-from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
+from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups, spans_of_range
 from isotrain_jax import mesh
 from isotrain_jax.mesh import ReplicaMesh
 from isotrain_jax.program import Arrays, ReplicaTrainer, State
@@ -46,6 +46,25 @@ class JaxReplica(Replica):
                 part,
                 [next(values).astype(old.dtype).reshape(old.shape) for old in self._part(part)],
             )
+
+    def read_range(self, start: int, stop: int) -> jax.Array:
+        weights = self._part("trainable")
+        widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.itemsize)
+        values = [
+            weights[index].reshape(-1)[first:end].astype(widest)
+            for index, first, end in spans_of_range([each.size for each in weights], start, stop)
+        ]
+        return jnp.concatenate([jnp.zeros(0, widest), *values])
+
+    def write_range(self, start: int, vector: jax.Array) -> None:
+        weights = self._part("trainable")
+        spans = spans_of_range([each.size for each in weights], start, start + vector.size)
+        for index, first, end in spans:
+            old = weights[index]
+            values, vector = jnp.split(vector, [end - first])
+            new = old.reshape(-1).at[first:end].set(values.astype(old.dtype))
+            weights[index] = new.reshape(old.shape)
+        self._set("trainable", weights)
 
     def _part(self, name: StatePart) -> Arrays:
         field, places = self._program.places(name)

@@ -313,17 +313,19 @@ def test_local_sgd_averages_by_the_samples_of_all_steps_since_the_last_average()
     assert found == [(), ([1.25, 0.75],), ([1.25, 0.75],), ()]
 
 
-def test_an_outer_step_on_all_weights_reads_none_of_them() -> None:
+def test_an_outer_step_reads_no_weights_and_writes_those_of_its_fragment() -> None:
     """Of many weights, each copy takes longer than the step itself."""
 
     class Written:
+        start: int | None = None
         vector: Any = None
 
-        def write(self, parts: Sequence[str], vector: np.ndarray) -> None:
-            self.vector = vector
+        def write_range(self, start: int, vector: np.ndarray) -> None:
+            self.start, self.vector = start, vector
 
     replica, state = Written(), [np.ones(3), np.zeros(3)]
-    outer, _ = outer_step(replica, state, np.ones(3), static=(None, 0.25, 0.0, 0.0))  # type: ignore[arg-type]
+    outer, _ = outer_step(replica, state, np.ones(3), static=(7, 0.25, 0.0, 0.0))  # type: ignore[arg-type]
+    assert replica.start == 7
     assert replica.vector is outer
     np.testing.assert_array_equal(outer, np.full(3, 0.75))
 
