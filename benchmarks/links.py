@@ -38,6 +38,8 @@ from isotrain.testing import digits
 
 STRATEGIES = ("data-parallel", "hierarchical", "local-sgd,every=8")
 _CLASSES = 10
+_SAMPLES = 4096
+"""So many that an epoch, whose end waits for all losses, has 128 steps of 32."""
 _WARM_STEPS = 8
 _ALL_STEPS = 80_000
 """Steps of the planned run: so many that the end of a run, which sends weights, does not count."""
@@ -133,10 +135,10 @@ def digit_images(shape: Sequence[int]) -> isotrain.DataSet:
 
 
 def data(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Samples, float32 `[256, *shape]`, and labels, int64 `[256]`."""
+    """Samples, float32 `[4096, *shape]`, and labels, int64 `[4096]`."""
     draw = np.random.default_rng(0)
-    inputs = draw.standard_normal((256, *shape)).astype(np.float32)
-    return inputs, draw.integers(0, _CLASSES, 256)
+    inputs = draw.standard_normal((_SAMPLES, *shape), np.float32)
+    return inputs, draw.integers(0, _CLASSES, _SAMPLES)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from isotrain.adapters.torch.base.gpu import replica_device
 from isotrain.adapters.torch.base.initial_broadcast import broadcast_initial_values
 from isotrain.adapters.torch.comm.base import Wait
 from isotrain.adapters.torch.comm.bucketed_module import BucketedModule
+from isotrain.adapters.torch.comm.late_mean import PendingMean
 from isotrain.adapters.torch.comm.loss_in_gradients import LossInGradients
 from isotrain.adapters.torch.comm.powersgd import PowerSGD
 from isotrain.adapters.torch.comm.process_group import (
@@ -179,7 +180,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
             work.wait()
             return total.div_(self.replicas)
 
-        return wait
+        return PendingMean(wait, work.is_completed, total)
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
         """Sends the loss, scalar or `[2]`, with the gradients (`LossInGradients`), or alone. Collective."""

@@ -23,6 +23,7 @@ from isotrain.adapters.torch.base.profiler import start_profile
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restore, restored_after, to_numpy
 from isotrain.adapters.torch.comm.base import Communicator, Wait, all_reduce_mean_flat
+from isotrain.adapters.torch.comm.late_mean import LateMeans, LateScalar, followed_by
 from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
 from isotrain.adapters.torch.replica.loss_weighting import SliceWeights, without_padding_mean
 from isotrain.adapters.torch.replica.metrics import MetricCollection
@@ -130,6 +131,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.local_replicas = (self.communicator.rank,)
         self._replica = TorchReplica(self.trainer, self.communicator)
         self._rate: float | None = None
+        self._late_means = LateMeans()
         self._step_timer: StepTimer | None = None
         self._kept_gradients: list[torch.Tensor] | None = None
         self._norm_parts: list[list[torch.Tensor]] | None = None
@@ -337,7 +339,7 @@ class TorchReplicaGroup(ReplicaGroup):
             mean = self._local_gradients(slice_weights)
         if slice_weights.weight > 0:
             self._update_weights()
-        return mean()
+        return self._late_means.scalar(mean)
 
     def _local_gradients(
         self,
@@ -366,7 +368,9 @@ class TorchReplicaGroup(ReplicaGroup):
             loss, last_share = self._forward(slice_weights, last, module)
             mean = self.communicator.all_reduce_mean_async(_add(share, last_share))
             self.trainer.backward(loss)
-        return (lambda: without_padding_mean(mean())) if slice_weights.is_padding_deferred else mean
+        return (
+            followed_by(mean, without_padding_mean) if slice_weights.is_padding_deferred else mean
+        )
 
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
         self.trainer.step.set_batch(batch)
@@ -736,7 +740,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return to_numpy(tensor)
 
     def snapshot_scalar(self, value: Any) -> Any:
-        is_tensor = isinstance(value, torch.Tensor)
+        is_tensor = isinstance(value, torch.Tensor) and not isinstance(value, LateScalar)
         return value.detach().clone() if is_tensor else super().snapshot_scalar(value)
 
     def barrier(self) -> None:
@@ -744,6 +748,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def synchronize_device(self) -> None:
         self.communicator.require_all_reduced()
+        self._late_means.wait()
         gpu.synchronize(self._device)
 
     def close(self) -> None:

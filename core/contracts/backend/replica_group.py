@@ -196,7 +196,8 @@ class ReplicaGroup(GroupHooks, Contract):
         without samples is set to zero.
 
         Returns:
-            Mean loss of the global batch, a scalar tensor, equal on all replicas.
+            Mean loss of the global batch, a scalar tensor, equal on all replicas. It may come later, so that
+            a step waits for no other replica: `float` then waits, and its attribute `is_ready` tells whether.
         """
         import numpy as np
 

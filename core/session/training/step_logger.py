@@ -254,5 +254,5 @@ class StepLogger:
 
 
 def _is_ready(loss: Tensor) -> bool:
-    """Whether reading a scalar would not wait for a parameter server."""
+    """Whether reading a scalar would not wait for a parameter server or for other replicas."""
     return bool(getattr(loss, "is_ready", True))
