@@ -40,6 +40,14 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
     def sum_in_replica(self, value: torch.Tensor) -> torch.Tensor:
         return self._sum_within(value, "stages", self._replica_groups)
 
+    def max_in_replica(self, value: torch.Tensor) -> torch.Tensor:
+        process_set = self._process_sets.local(self._replica_groups)
+        if process_set is None:
+            return value.clone()
+        name, sent = tensor_name("max_stages", value), to_sendable(value)
+        largest = hvd.allreduce(sent, name=name, op=hvd.Max, process_set=process_set)
+        return largest.to(value.dtype)
+
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         if op == "max":
             raise unsupported_collective()

@@ -48,6 +48,8 @@ METRICS = (
     *("TopKCategoricalAccuracy", "TrueNegatives", "TruePositives"),
 )
 """Metrics of predictions: all but `Mean`, `Sum` and `MeanMetricWrapper`."""
+ACCURACIES = ("accuracy", "acc", "sparse_categorical_accuracy")
+"""Names of accuracies in a spec that compare the class of the highest score with that of the target."""
 _ABBREVIATIONS = {
     "acc": "Accuracy",
     "bce": "BinaryCrossentropy",

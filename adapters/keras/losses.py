@@ -14,8 +14,10 @@ from isotrain.adapters.common import callables
 from isotrain.adapters.common import spec_components as choices
 from isotrain.adapters.common.objective import Objective, ObjectiveResult
 from isotrain.adapters.common.outputs import OutputSelector
+from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.metrics import (
+    Accuracy,
     Loss,
     OutputLossMetric,
     build_losses,
@@ -48,7 +50,10 @@ class PerOutputLoss:
 
     Attributes:
         loss: Loss function of targets and predictions.
+        accuracy: Accuracy of the predictions that the loss takes, where these may not be whole; else None.
     """
+
+    accuracy: Accuracy | None = None
 
     def __init__(self, loss: Loss, output: str | None) -> None:
         """Starts with an empty cache.
@@ -146,7 +151,15 @@ def build_metrics_and_losses(
     output_losses = {output: loss for output, loss in losses.items() if output is not None}
     loss_metrics = [OutputLossMetric(loss.measured) for loss in output_losses.values()]
     components = [*spec.metrics, *(Component("loss", output=output) for output in output_losses)]
-    metrics = [*build_metrics(spec, framework), *loss_metrics]
+    measured = build_metrics(spec, framework)
+    if accuracy := next((each.accuracy for each in losses.values()), None):
+        measured = [
+            keras.metrics.MeanMetricWrapper(accuracy, name=component.name)
+            if component.name in keras_names.ACCURACIES and not component.options
+            else metric
+            for metric, component in zip(measured, spec.metrics, strict=True)
+        ]
+    metrics = [*measured, *loss_metrics]
     shown = [component.shown(m.name) for m, component in zip(metrics, components, strict=True)]
     choices.require_unique_names(shown)
     return metrics, components

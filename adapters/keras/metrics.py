@@ -27,6 +27,8 @@ from isotrain.plugin import (
 
 Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
+Accuracy = Callable[[Any, Any], Any]
+"""`accuracy(targets, predictions)`: 1 or 0 for each sample, or each position."""
 _UNWEIGHTED = (Component("metric"),)
 """Spec entry of a metric without options: it measures the model's whole output, unweighted."""
 _OF_SHAPES = (ValueError, TypeError, IndexError)
@@ -176,8 +178,7 @@ def checking_shapes(
     kind, axis = type(part).__name__, keras_private.class_axis(part)
 
     def refusing(targets: Any, predictions: Any, *others: Any) -> Any:
-        if not fit(kind, targets, predictions, axis):
-            raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {_FIT}")
+        require_fit(field, part.name, kind, targets, predictions, axis)
         try:
             with _scope(field, part.name):
                 return call(targets, predictions, *others)
@@ -192,6 +193,26 @@ def checking_shapes(
             raise SpecError(f"{_unfit(field, part.name, targets, predictions)}. {error}") from error
 
     return refusing
+
+
+def require_fit(
+    field: str, name: str, kind: str, targets: Any, predictions: Any, axis: int = -1
+) -> None:
+    """Refuses targets and predictions that a loss or metric of Keras would only compare by broadcasting.
+
+    Args:
+        field: Spec field, for the message.
+        name: Name of the loss or metric.
+        kind: Its class name.
+        targets: Targets, any shape.
+        predictions: Predictions, or what has their shape.
+        axis: Class axis of the predictions.
+
+    Raises:
+        SpecError: The shapes do not fit.
+    """
+    if not fit(kind, targets, predictions, axis):
+        raise SpecError(f"{_unfit(field, name, targets, predictions)}. {_FIT}")
 
 
 def _scope(field: str, name: str) -> contextlib.AbstractContextManager[Any]:

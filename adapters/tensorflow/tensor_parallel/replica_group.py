@@ -69,7 +69,7 @@ class TensorParallelReplicaGroup(TensorFlowReplicaGroup):
         self._trainer.weights.forget()
 
     def plan_notes(self) -> list[str]:
-        return super().plan_notes() + [each.describe() for each in self._trainer.cuts]
+        return [*super().plan_notes(), *self._trainer.cut_notes]
 
     @property
     def is_single_process(self) -> bool:

@@ -9,7 +9,16 @@ from typing import Any
 import tensorflow as tf
 
 from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.keras.tensor_parallel import Cut, find_cuts, part_bounds, require_portable
+from isotrain.adapters.keras.model import LossComputer
+from isotrain.adapters.keras.tensor_parallel.cut import Cut
+from isotrain.adapters.keras.tensor_parallel.cuts import (
+    find_cuts,
+    require_portable,
+    whole_logits_note,
+)
+from isotrain.adapters.keras.tensor_parallel.logits import CutLogits
+from isotrain.adapters.keras.tensor_parallel.parts import part_bounds
+from isotrain.adapters.tensorflow.base.require_all import require_all
 from isotrain.adapters.tensorflow.base.variables import value_of
 from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.tensorflow.trainer.local_shards import (
@@ -27,12 +36,14 @@ class TensorFlowParts:
     Attributes:
         index: Index of this process's part.
         degree: Number of parts.
+        numbers_of_max: Numbers that `max` sends for each element of its tensor.
     """
 
     def __init__(self, communicator: PipelineCommunicator) -> None:
         """Connects to the other parts."""
         topology = communicator.topology
         self.index, self.degree = topology.process, topology.processes
+        self.numbers_of_max = self.degree
         self._total = communicator.sum_in_replica
 
     def copy(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -53,6 +64,16 @@ class TensorFlowParts:
 
         return summed(tensor)
 
+    def max(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Elementwise maximum of the parts' tensors, of any shape, without gradients. Collective.
+
+        It is that of a sum of rows, one for each part: not every communicator has another reduction.
+        """
+        rows_after = self.degree - self.index - 1
+        padding = [[self.index, rows_after], *[[0, 0]] * tensor.shape.rank]
+        rows = tf.pad(tf.stop_gradient(tensor)[tf.newaxis], padding)
+        return tf.reduce_max(self._total(rows), axis=0)
+
 
 class CutWeights:
     """The trainable weights of a model, of some of which this process has a part only.
@@ -63,7 +84,11 @@ class CutWeights:
     """
 
     def __init__(
-        self, trainable: Sequence[Any], cuts: Sequence[Cut], communicator: PipelineCommunicator
+        self,
+        trainable: Sequence[Any],
+        cuts: Sequence[Cut],
+        communicator: PipelineCommunicator,
+        parts: TensorFlowParts,
     ) -> None:
         """Keeps this process's part of the weights of layers that are cut. Local.
 
@@ -71,10 +96,11 @@ class CutWeights:
             trainable: Trainable weights, equal on all processes.
             cuts: Layers to cut.
             communicator: Communicator with the other parts of the replica.
+            parts: The parts, as the layers see them.
         """
         self.variables = list(trainable)
         self._communicator = communicator
-        parts, self.shards = TensorFlowParts(communicator), []
+        self.shards = []
         axes = {id(variable): axis for each in cuts for variable, axis in each.axes}
         for variable in trainable:
             full = native(variable)
@@ -145,10 +171,11 @@ class TensorParallelTrainer(LocalShardsTrainer):
     """Trainer of a Keras model, of some weights of which this process has a part.
 
     Attributes:
-        cuts: Layers that are cut.
+        cut_notes: Lines for the plan on what is cut.
     """
 
     weights: CutWeights
+    _logits: CutLogits | None = None
 
     def __init__(
         self,
@@ -174,9 +201,26 @@ class TensorParallelTrainer(LocalShardsTrainer):
         """Cuts the weights first: there are never slots for all of them."""
         model = require_portable(self.model)
         self._broadcast_initial_values()
-        self.cuts = find_cuts(model, self._communicator.topology.processes, self._layers)
-        self.weights = CutWeights(trainable, self.cuts, self._communicator)
+        parts = TensorFlowParts(self._communicator)
+        cuts = find_cuts(model, self._layers, parts, spec, "tensorflow")
+        self.weights = CutWeights(trainable, cuts, self._communicator, parts)
+        notes = [] if self._layers else whole_logits_note(model, spec, "tensorflow")
+        self.cut_notes = [*(each.describe() for each in cuts), *notes]
+        if classes := max(each.classes for each in cuts):
+            self._logits = CutLogits(spec, classes, parts, require_all)
         return self._update_of_shards(spec)
+
+    def _loss_computer(self, spec: TrainingSpec, training: bool) -> LossComputer:
+        computer, logits = super()._loss_computer(spec, training), self._logits
+        if logits is None:
+            return computer
+        for loss in computer.losses.values():
+            loss.accuracy = logits.accuracy
+        return logits.compute(computer, spec, "tensorflow")
+
+    def predict(self, inputs: Any) -> Any:
+        predictions = super().predict(inputs)
+        return predictions if self._logits is None else self._logits.gather(predictions)
 
     def _broadcast_from_first(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._communicator.broadcast_from_first(tensor)

@@ -202,8 +202,7 @@ class ReplicaTrainer:
                 " Leave compile out."
             )
         training, evaluation = (
-            loss_computer(spec, self.model, is_training, self.objective)
-            for is_training in (True, False)
+            self._loss_computer(spec, is_training) for is_training in (True, False)
         )
         self._compute: dict[bool, Compute] = {
             True: self.step.drawing(training),
@@ -221,6 +220,10 @@ class ReplicaTrainer:
         self.frozen_state = FrozenState(
             layers_of(self.model), [*user_functions(spec, "tensorflow")]
         )
+
+    def _loss_computer(self, spec: TrainingSpec, training: bool) -> keras_model.LossComputer:
+        """Makes the function from inputs and targets to loss and predictions."""
+        return loss_computer(spec, self.model, training, self.objective)
 
     def _state_kinds(self) -> dict[StateKind, Callable[[], Mapping[str, Any]]]:
         """Variables by name of each kind of state besides weights."""

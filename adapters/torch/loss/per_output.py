@@ -139,6 +139,10 @@ class NamedLoss(PerOutputLoss):
         self._dtype = None if dtype is None else getattr(torch, dtype)
         self._fused_mean = _fused_mean(function, options) if reduction in MEAN_REDUCTIONS else None
 
+    def compute_by(self, function: Callable[[Tensor, Tensor], Tensor | Masked]) -> None:
+        """Computes loss values by another function of targets and predictions from now on."""
+        self._function, self._fused_mean = functools.partial(function), None
+
     def mean(self, targets: Tensor, predictions: Any, weights: Tensor | None = None) -> Tensor:
         targets, predictions = self._prepared(targets, predictions)
         if self._fused_mean is not None and weights is None:

@@ -121,18 +121,24 @@ _DISPLAY_NAMES = {"log_cosh_error": "logcosh", "f_beta_score": "fbeta_score"}
 """Names of results where they differ from the metric's name, as in Keras."""
 
 
-def build_metrics(spec: TrainingSpec, device: torch.device, loss: TotalLoss | None) -> list[Metric]:
+def build_metrics(
+    spec: TrainingSpec,
+    device: torch.device,
+    loss: TotalLoss | None,
+    accuracy: Callable[[Any, Any], torch.Tensor] | None = None,
+) -> list[Metric]:
     """Creates the spec's metrics, and loss metrics where the model has several outputs.
 
     Args:
         spec: Training spec with the metrics.
         device: Device of the sums.
         loss: Loss that the steps compute; None if an objective computes it.
+        accuracy: Function for accuracies where predictions may not be whole; None: `inferred_accuracy`.
 
     Raises:
         SpecError: A name or an option does not exist, or two metrics have the same name.
     """
-    built = [_build(declared, device) for declared in spec.metrics]
+    built = [_build(declared, device, accuracy) for declared in spec.metrics]
     built = [
         *as_output_metrics(built, spec.metrics, OutputSelector()),
         *output_losses(loss, device),
@@ -141,10 +147,13 @@ def build_metrics(spec: TrainingSpec, device: torch.device, loss: TotalLoss | No
     return built
 
 
-def _build(declared: Any, device: torch.device) -> Metric:
+def _build(
+    declared: Any, device: torch.device, accuracy: Callable[[Any, Any], torch.Tensor] | None
+) -> Metric:
     component: Component = choices.resolve_for_framework(declared, "torch", "metrics")
-    if component.name in ("accuracy", "acc"):
-        return MeanMetric(metrics.inferred_accuracy, component.name, device)
+    is_cut = accuracy is not None and component.name in keras_names.ACCURACIES
+    if component.name in ("accuracy", "acc") or (is_cut and not component.options):
+        return MeanMetric(accuracy or metrics.inferred_accuracy, component.name, device)
     if component.is_reference:
         return _build_custom(component, device)
     name = choices.snake_case(keras_names.class_name(component.name, "metrics"))

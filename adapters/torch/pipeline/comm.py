@@ -89,6 +89,10 @@ class PipelineCommunicator(Communicator):
     def sum_in_replica(self, value: torch.Tensor) -> torch.Tensor:
         """Sum of a tensor of any shape over the processes of this replica. Collective over these."""
 
+    @abstractmethod
+    def max_in_replica(self, value: torch.Tensor) -> torch.Tensor:
+        """Elementwise maximum, any shape, over the processes of this replica. Collective over these."""
+
     def broadcast_in_replica(self, tensor: torch.Tensor, source: int) -> None:
         """Broadcasts a tensor, any shape, from one process of this replica to all, in place. Collective."""
         broadcast_bundle(

@@ -63,6 +63,11 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
         dist.all_reduce(result, group=self._replica_group)
         return result
 
+    def max_in_replica(self, value: torch.Tensor) -> torch.Tensor:
+        result = value.clone()
+        dist.all_reduce(result, dist.ReduceOp.MAX, group=self._replica_group)
+        return result
+
     def _broadcast_from(self, vector: torch.Tensor, source: int) -> None:
         dist.broadcast(vector, self.topology.first_rank + source, group=self._replica_group)
 

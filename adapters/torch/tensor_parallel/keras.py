@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.keras.tensor_parallel import find_cuts, part_bounds
+from isotrain.adapters.keras.metrics import inferred_accuracy
+from isotrain.adapters.keras.model import LossComputer
+from isotrain.adapters.keras.tensor_parallel.cuts import find_cuts, whole_logits_note
+from isotrain.adapters.keras.tensor_parallel.logits import CutLogits
+from isotrain.adapters.keras.tensor_parallel.logits_layer import LogitsLayer
+from isotrain.adapters.keras.tensor_parallel.parts import part_bounds
+from isotrain.adapters.keras.tensor_parallel.whole_logits import why_whole
+from isotrain.adapters.torch.base.require_all import require_all
 from isotrain.adapters.torch.base.tensors import TensorOrShard, TensorShard, overwrite
 from isotrain.adapters.torch.graph.trace import Compute
 from isotrain.adapters.torch.optim.keras_foreach import keras_update
@@ -23,13 +31,14 @@ class KerasTensorParallelTrainer(TensorParallelTrainer, KerasTrainer):
     """Trainer of a Keras model whose layers are cut by a rule."""
 
     _slot_weights: Mapping[int, int] = MappingProxyType({})
+    _logits: CutLogits | None = None
 
     def cut(
         self, communicator: PipelineCommunicator, layers: Sequence[str] | Mapping[str, str]
     ) -> None:
         parts = TorchParts(communicator)
         self._communicator = communicator
-        cuts = find_cuts(self.model, parts.degree, layers)
+        cuts = find_cuts(self.model, layers, parts, self._spec, "torch")
         axes = {id(variable): axis for each in cuts for variable, axis in each.axes}
         cut_weights: dict[int, TensorShard] = {}
         for index, variable in enumerate(self._variables):
@@ -43,7 +52,9 @@ class KerasTensorParallelTrainer(TensorParallelTrainer, KerasTrainer):
             cut_weights[index] = TensorShard(weight, shape, offset)
         for each in cuts:
             each.apply(parts)
-        self.cut_notes = [each.describe() for each in cuts]
+        notes = [] if layers else whole_logits_note(self.model, self._spec, "torch")
+        self.cut_notes = [*(each.describe() for each in cuts), *notes]
+        self._cut_logits(max(each.classes for each in cuts), parts)
         self._cut_weights = cut_weights
         self._build_optimizer(self.optimizer.name)
 
@@ -67,9 +78,37 @@ class KerasTensorParallelTrainer(TensorParallelTrainer, KerasTrainer):
             for index, slot in enumerate(slots)
         }
 
+    def _cut_logits(self, classes: int, parts: TorchParts) -> None:
+        """Computes losses and metrics from this process's columns of logits of so many classes, if any."""
+        if classes:
+            logits = self._logits = CutLogits(self._spec, classes, parts, require_all)
+            self._loss_computers |= {
+                training: logits.compute(computer, self._spec, "torch")
+                for training, computer in self._loss_computers.items()
+            }
+
+    def _take_update(self, spec: TrainingSpec, names: Collection[str]) -> None:
+        self._loss_computers: dict[bool, LossComputer] = {}
+        super()._take_update(spec, names)
+
     def _graph_cache(self, spec: TrainingSpec, training: bool) -> Compute:
         """The eager computation: layers that are cut communicate."""
-        return self._make_loss_computer(spec, training)
+        self._loss_computers[training] = self._make_loss_computer(spec, training)
+        if not why_whole(spec, "torch") and LogitsLayer.of(self.model):
+            for loss in self.losses["train" if training else "evaluation"].values():
+                loss.accuracy = self._accuracy
+        computers = self._loss_computers  # `cut` replaces those in it
+        return lambda inputs, targets: computers[training](inputs, targets)
+
+    def _accuracy(self, targets: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
+        """Accuracy per sample or position, of predictions of any form that steps return. Collective."""
+        accuracy = inferred_accuracy if self._logits is None else self._logits.accuracy
+        values: torch.Tensor = accuracy(targets, predictions)
+        return values
+
+    def predict(self, inputs: Any) -> Any:
+        predictions = super().predict(inputs)
+        return predictions if self._logits is None else self._logits.gather(predictions)
 
     def _read_slots(self) -> dict[str, TensorOrShard]:
         return {

@@ -20,19 +20,24 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import dropout
 
 from isotrain.adapters.common.model_call import model_call
+from isotrain.adapters.keras.tensor_parallel.whole_logits import gathering_metrics, why_whole
 from isotrain.adapters.torch.base.tensors import (
     TensorOrShard,
     TensorShard,
     restored_after,
     shard_slices,
 )
+from isotrain.adapters.torch.metrics.base import Metric, inferred_accuracy
+from isotrain.adapters.torch.metrics.registry import build_metrics
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.native import clip_shards
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.torch.tensor_parallel.comparison import Pass, uncut_copy
+from isotrain.adapters.torch.tensor_parallel.logits import CutLogits
+from isotrain.adapters.torch.tensor_parallel.parts import TorchParts
 from isotrain.adapters.torch.tensor_parallel.trainer import TensorParallelTrainer
 from isotrain.adapters.torch.trainer.native import NativeTrainer
-from isotrain.plugin import SpecError, TrainingSpec, UnsupportedError
+from isotrain.plugin import Phase, SpecError, TrainingSpec, UnsupportedError
 
 _POSITIONS = Shard(1)
 _STYLES: Mapping[str, Callable[[bool], ParallelStyle]] = {
@@ -41,19 +46,22 @@ _STYLES: Mapping[str, Callable[[bool], ParallelStyle]] = {
     "rowwise": lambda is_embedding: RowwiseParallel(
         input_layouts=Replicate() if is_embedding else Shard(-1)
     ),
+    "colwise-logits": lambda is_embedding: ColwiseParallel(),
     "sequence": lambda is_embedding: SequenceParallel(use_local_output=True),
     "sequence-colwise": lambda is_embedding: ColwiseParallel(input_layouts=_POSITIONS),
     "sequence-colwise-gather": lambda is_embedding: ColwiseParallel(
         input_layouts=_POSITIONS, output_layouts=Replicate()
     ),
+    "sequence-colwise-logits": lambda is_embedding: ColwiseParallel(input_layouts=_POSITIONS),
     "rowwise-sequence": lambda is_embedding: RowwiseParallel(
         input_layouts=Replicate() if is_embedding else Shard(-1), output_layouts=_POSITIONS
     ),
 }
 """Styles of torch by name; each is made for an Embedding, or for a module of another kind."""
 _KNOWN = (
-    "colwise, colwise-gather (its outputs are gathered), rowwise, or with activations that are cut along"
-    " their positions: sequence, sequence-colwise, sequence-colwise-gather or rowwise-sequence"
+    "colwise, colwise-gather (its outputs are gathered), colwise-logits (the loss takes them cut), rowwise,"
+    " or with activations that are cut along their positions: sequence, sequence-colwise,"
+    " sequence-colwise-gather, sequence-colwise-logits or rowwise-sequence"
 )
 _CUT, _NORMS = (nn.Linear, nn.Embedding), (nn.LayerNorm, nn.RMSNorm)
 _KINDS: Mapping[str, tuple[type[nn.Module], ...]] = {
@@ -61,6 +69,8 @@ _KINDS: Mapping[str, tuple[type[nn.Module], ...]] = {
     "sequence": _NORMS,
     "sequence-colwise": (nn.Linear,),
     "sequence-colwise-gather": (nn.Linear,),
+    "colwise-logits": (nn.Linear,),
+    "sequence-colwise-logits": (nn.Linear,),
 }
 """Kinds of modules that each style is for."""
 
@@ -70,6 +80,8 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
 
     The model computes with DTensors. Optimizer and named state have this process's parts of these.
     """
+
+    _logits: CutLogits | None = None
 
     def __init__(
         self,
@@ -86,7 +98,8 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
         self, communicator: PipelineCommunicator, layers: Sequence[str] | Mapping[str, str]
     ) -> None:
         self._communicator = communicator
-        modules = self._modules_to_cut(layers)
+        self._styles = modules = self._modules_to_cut(layers)
+        self._cut_logits(modules, TorchParts(communicator))
         mesh = communicator.replica_mesh(self._device)
         for name, style in modules.items():
             module = self.model.get_submodule(name)
@@ -115,6 +128,10 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
             _describe(name, self.model.get_submodule(name), style)
             for name, style in modules.items()
         ]
+        if names := self._logits and gathering_metrics(self._spec):
+            self.cut_notes += [
+                f"tensor: metrics ({', '.join(names)}) take whole logits, which the parts gather"
+            ]
         self._build_optimizer(trainable)
         if isinstance(self.optimizer, Lamb):
             self.optimizer.norms = self._norms_of_weight
@@ -170,6 +187,59 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
                     )
         return styles
 
+    def _cut_logits(self, modules: Mapping[str, str], parts: TorchParts) -> None:
+        """Lets loss and metrics take the columns of a module with a style of logits, if there is one.
+
+        Raises:
+            SpecError: There are several, the loss takes whole logits, or each process has a single class.
+        """
+        styled = {name: style for name, style in modules.items() if style.endswith("-logits")}
+        if not styled:
+            return
+        name, style = next(iter(styled.items()))
+        if len(styled) > 1:
+            raise SpecError(
+                f"strategy tensor: layers: expected one module of logits, received {', '.join(styled)}."
+            )
+        gather = style.replace("logits", "gather")
+        if reason := why_whole(self._spec, "torch"):
+            raise SpecError(
+                f"strategy tensor: layers: {name}: {style}: the loss cannot take cut logits: {reason}. Take"
+                f" {gather}."
+            )
+        classes = self.model.get_submodule(name).out_features
+        if classes < 2 * parts.degree:
+            raise SpecError(
+                f"strategy tensor: layers: {name}: {style}: expected {2 * parts.degree} classes or more for"
+                f" this degree, received {classes}. Take {gather}."
+            )
+        self._logits = CutLogits(self._spec, name, classes // parts.degree, parts)
+        assert self._loss is not None
+        self._logits.compute(self._loss)
+
+    def _loss_computer(self) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
+        compute = super()._loss_computer()
+
+        def compute_cut(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+            loss, predictions = compute(inputs, targets)
+            return loss, predictions if self._logits is None else self._logits.measured(predictions)
+
+        return compute_cut
+
+    def build_metrics(self, phase: Phase) -> list[Metric]:
+        if why_whole(self._spec, "torch"):
+            return super().build_metrics(phase)
+        return build_metrics(self._spec, self._device, self._loss, self._accuracy)
+
+    def _accuracy(self, targets: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
+        """Accuracy per sample or position, of predictions of any form that steps return. Collective."""
+        accuracy = inferred_accuracy if self._logits is None else self._logits.accuracy
+        return accuracy(targets, predictions)
+
+    def predict(self, inputs: Any) -> Any:
+        predictions = super().predict(inputs)
+        return predictions if self._logits is None else self._logits.gather(predictions)
+
     def check_cuts(self, inputs: Any) -> None:
         """Compares the model with the uncut one on a micro-batch, at the first call. Collective.
 
@@ -189,9 +259,7 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
             if self._cut_dropouts(expected.dropout_shapes, received.dropout_shapes):
                 received = self._run(self.model, weights, {}, inputs)
         except RuntimeError as error:
-            raise SpecError(
-                f"strategy tensor: layers: the parts of the modules do not fit together: {error}"
-            ) from error
+            raise self._misfit(error) from error
         if difference := expected.difference(received, self._autocast_dtype):
             raise SpecError(
                 f"strategy tensor: layers: the model with cut modules {difference} than the uncut one. The"
@@ -231,6 +299,8 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
     ) -> Pass:
         """A pass of a model with tensors, by name, in place of its own; restores what it changes."""
         call = self.with_autocast(model_call(self._spec, "torch", model))
+        if model is self.model and (logits := self._logits) is not None:
+            call = functools.partial(_gathered, logits, call)
         names = list(self.trainable)
         shards = {names[index]: shard for index, shard in self._cut_weights.items()}
         with (
@@ -240,6 +310,28 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
             self.carry.preserving_state(),
         ):
             return Pass(model, call, weights, frozen, shards, inputs)
+
+    def _misfit(self, error: RuntimeError) -> SpecError:
+        """The error for parts that do not fit together, as of whole positions beside cut ones."""
+        fault = f"strategy tensor: layers: the parts of the modules do not fit together: {error}"
+        if not any("sequence" in style for style in self._styles.values()):
+            return SpecError(fault)
+        whole = [
+            name
+            for name, module in self.model.named_modules()
+            if type(module) is nn.Embedding and name not in self._styles
+        ]
+        if whole:
+            return SpecError(
+                f"strategy tensor: layers: {', '.join(whole)}: expected the style rowwise-sequence, received"
+                " none: its vectors have all positions, and each process has some of what they are added to."
+                f" Give it indices of shape [samples, positions]. ({error})"
+            )
+        return SpecError(
+            f"{fault}. Between rowwise-sequence and sequence-colwise each process has some positions, axis 1."
+            " A parameter that the model adds there has all of them: make it an Embedding, with the style"
+            " rowwise-sequence."
+        )
 
     def _mean_in_replica(self, value: torch.Tensor) -> torch.Tensor:
         """Mean of a tensor of any shape over the processes of this replica. Collective."""
@@ -307,6 +399,11 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
         return names.index(owner) if owner in names else -1
 
 
+def _gathered(logits: CutLogits, call: Callable[[Any], Any], inputs: Any) -> torch.Tensor:
+    """Whole logits of a model whose call returns this process's columns. Collective."""
+    return logits.gather(call(inputs))
+
+
 def _require_equal_parts(name: str, module: nn.Module, style: str, degree: int) -> None:
     """Refuses a module that has no equal parts.
 
@@ -357,6 +454,10 @@ def _describe(name: str, module: nn.Module, style: str) -> str:
         outputs, inputs = inputs, 0
     numbers = {
         "colwise": f"sum {inputs} numbers a position backward",
+        "colwise-logits": f"exchange 3 numbers a position forward, for the loss, in place of {outputs}"
+        f" logits, and sum {inputs} backward",
+        "sequence-colwise-logits": f"gather {inputs} numbers a position forward, exchange 3 for the loss, in"
+        f" place of {outputs} logits, and sum {inputs} backward",
         "colwise-gather": f"gather {outputs} numbers a position forward, and sum {inputs} backward",
         "rowwise": f"sum {outputs} numbers a position forward",
         "sequence-colwise": f"gather {inputs} numbers a position forward, and sum {inputs} backward",

@@ -48,13 +48,17 @@ class TorchParts:
     Attributes:
         index: Index of this process's part.
         degree: Number of parts.
+        numbers_of_max: Numbers that `max` sends for each element of its tensor.
     """
+
+    numbers_of_max = 1
 
     def __init__(self, communicator: PipelineCommunicator) -> None:
         """Connects to the other parts."""
         topology = communicator.topology
         self.index, self.degree = topology.process, topology.processes
         self._all_reduce = communicator.sum_in_replica
+        self._max = communicator.max_in_replica
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, of any shape; its gradient is the sum of the parts'. Collective."""
@@ -65,3 +69,7 @@ class TorchParts:
         """Sum of the parts' tensors, of any shape; each gets the gradient of the result. Collective."""
         total: torch.Tensor = _Sum.apply(tensor, self._all_reduce)
         return total
+
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Elementwise maximum of the parts' tensors, of any shape, without gradients. Collective."""
+        return self._max(tensor.detach().contiguous())

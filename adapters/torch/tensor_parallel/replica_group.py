@@ -52,7 +52,7 @@ class TensorParallelReplicaGroup(TorchReplicaGroup):
             from isotrain.adapters.torch.tensor_parallel.native import NativeTensorParallelTrainer
 
             return NativeTensorParallelTrainer(spec, model, device, frozen)
-        from isotrain.adapters.keras.tensor_parallel import require_portable
+        from isotrain.adapters.keras.tensor_parallel.cuts import require_portable
         from isotrain.adapters.torch.tensor_parallel.keras import KerasTensorParallelTrainer
 
         return KerasTensorParallelTrainer(spec, require_portable(model), frozen)

@@ -154,12 +154,16 @@ class NativeTrainer(ReplicaTrainer):
         self._loss = None if spec.loss is None else TotalLoss(spec)
         self._compute = self.with_autocast(
             self.step.drawing(
-                loss_computer(self._call, self._loss)
+                self._loss_computer()
                 if self.objective is None
                 else objective_computer(self.objective, self.model, self._callable_model)
             )
         )
         self.loss_module = LossModule(self.model, self._compute)
+
+    def _loss_computer(self) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
+        """Makes the function from inputs and targets to loss (shapes: see `LossModule`) and predictions."""
+        return loss_computer(self._call, self._loss)
 
     def for_update(self, spec: TrainingSpec, names: Collection[str]) -> Self:
         trainer = copy.copy(self)

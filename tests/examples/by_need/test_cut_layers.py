@@ -8,7 +8,6 @@ import pytest
 from examples.by_need.harness import Plain, cells, check, load
 
 import isotrain
-from isotrain.core.errors import RunFailedError
 
 EXAMPLE = "cut_layers"
 
@@ -21,7 +20,7 @@ def plain(start: Plain) -> None:
     velocities = [torch.zeros_like(weight) for weight in weights]
     for inputs, targets in start.batches:
         logits = start.model(inputs, training=True)
-        loss = torch.nn.functional.cross_entropy(logits, targets.long())
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
         gradients = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for weight, velocity, gradient in zip(weights, velocities, gradients, strict=True):
@@ -36,8 +35,11 @@ def test_equals_the_plain_program(backend: str, replicas: int, tmp_path: Path) -
 
 
 @pytest.mark.examples
-def test_only_the_last_layer_stays_whole(tmp_path: Path) -> None:
-    strategy = {"name": "tensor", "options": {"layers": ["classes"]}}
-    spec = load(EXAMPLE).spec.replace(strategy=strategy)
-    with pytest.raises(RunFailedError, match=r"can be cut here: up, down, attention, words\."):
-        isotrain.run(spec, backend="torch-ddp", replicas=1, output=tmp_path, quiet=True)
+def test_no_process_has_all_logits(tmp_path: Path) -> None:
+    (notes, _) = isotrain.launch(notes_of, load(EXAMPLE).spec, backend="torch-ddp", output=tmp_path)
+    assert len(notes) == 4
+    assert sum("for the loss, in place of 16 logits" in note for note in notes) == 1
+
+
+def notes_of(session: isotrain.Session) -> list[str]:
+    return [each for each in session.setup_notes() if each.startswith("tensor: ")]

@@ -9,118 +9,54 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 from keras import ops
 
 from isotrain.adapters.keras import private as keras_private
-from isotrain.plugin import SpecError
-
-_ELEMENTWISE = frozenset(
-    [
-        "linear",
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "elu",
-        "celu",
-        "selu",
-        "gelu",
-        "silu",
-        "swish",
-        "tanh",
-        "sigmoid",
-        "hard_sigmoid",
-        "hard_silu",
-        "hard_swish",
-        "hard_tanh",
-        "softplus",
-        "softsign",
-        "exponential",
-        "mish",
-        "squareplus",
-        "log_sigmoid",
-    ]
+from isotrain.adapters.keras.tensor_parallel.cut import (
+    Cut,
+    embed,
+    is_dense,
+    is_elementwise,
+    is_plain,
+    positions_of,
+    replace_call,
+    summed,
 )
-"""Names of Keras' activations that compute each element by itself."""
+from isotrain.adapters.keras.tensor_parallel.logits_layer import LogitsLayer
+from isotrain.adapters.keras.tensor_parallel.parts import Parts, part_bounds
+from isotrain.adapters.keras.tensor_parallel.whole_logits import why_whole
+from isotrain.plugin import SpecError, TrainingSpec
+
 _ELEMENTWISE_LAYERS = (keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
 _RULES = (
     "These can be cut: two Dense layers, each called once, with nothing but elementwise activations and"
-    " Dropout between them in the graph of a model, MultiHeadAttention, and Embedding; trainable, held by one"
-    " layer or model, without regularizers and constraints."
+    " Dropout between them in the graph of a model, MultiHeadAttention, Embedding, and a Dense or"
+    " ReversibleEmbedding that computes the logits of a cross-entropy; trainable, held by one layer or model,"
+    " without regularizers and constraints."
 )
 
 
-class Parts(Protocol):
-    """The parts of a replica, each in a process, with the two differentiable collectives of their layers.
-
-    Attributes:
-        index: Index of this part.
-        degree: Number of parts.
-    """
-
-    index: int
-    degree: int
-
-    def copy(self, tensor: Any) -> Any:
-        """The tensor, of any shape, equal on all parts; its gradient is the sum of theirs. Collective."""
-
-    def sum(self, tensor: Any) -> Any:
-        """Sum of the parts' tensors, of one shape; each gets the gradient of the result. Collective."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A group of layers that is cut as one, with one sum over the parts in each direction.
-
-    Attributes:
-        layers: Names of the layers, for texts.
-        axes: Variables to cut, each with the axis.
-        features: Numbers per position that are summed in the forward pass, and in the backward pass.
-        positions: Number of positions of a sample, such as the length of a sequence; None where it varies.
-        apply: Makes the layers compute with this process's part of the variables.
-    """
-
-    layers: str
-    axes: Sequence[tuple[keras.Variable, int]]
-    features: tuple[int, int]
-    positions: int | None
-    apply: Callable[[Parts], None]
-
-    def describe(self) -> str:
-        """A line for the plan: the layers, their weights and axes, and what is summed."""
-        weights = ", ".join(
-            f"{variable.path} along axis {axis} to {list(variable.shape)}"
-            for variable, axis in self.axes
-        )
-        forward, backward = (each * (self.positions or 1) for each in self.features)
-        unit = "sample" if self.positions else "position"
-        return (
-            f"tensor: {self.layers}: cut {weights} here; the parts sum {forward} numbers a {unit} forward,"
-            f" and {backward} backward"
-        )
-
-
-def part_bounds(size: int, parts: Parts) -> tuple[int, int]:
-    """Start and length of this process's part of an axis; parts differ by one at most."""
-    start, end = (size * index // parts.degree for index in (parts.index, parts.index + 1))
-    return start, end - start
-
-
 def find_cuts(
-    model: keras.Model, degree: int, patterns: Sequence[str] | Mapping[str, str]
+    model: keras.Model,
+    patterns: Sequence[str] | Mapping[str, str],
+    parts: Parts,
+    spec: TrainingSpec,
+    framework: str,
 ) -> list[Cut]:
     """The cuts of a model.
 
     Args:
         model: Portable model.
-        degree: Number of parts.
-        patterns: Names, or patterns of names, of the layers to cut; empty for all that can be.
+        patterns: Names, or patterns of names, of the layers to cut; empty for all that can be, but no last
+            Dense with fewer outputs than inputs, for which the parts would exchange more than they spare.
+        parts: The parts of the replica.
+        spec: Training spec, by whose loss the layer of the logits is cut or not.
+        framework: Framework whose loss is used, where the spec has one per framework.
 
     Raises:
         SpecError: There is nothing to cut, or there are fewer units, heads or rows than parts.
@@ -132,29 +68,46 @@ def find_cuts(
         )
     layers = keras_private.layers_of(model)
     borrowed = _borrowed_variables(layers)
+    found = [*_dense_pairs(layers), *_attentions(layers), *_embeddings(layers)]
+    whole = why_whole(spec, framework)
+    logits = LogitsLayer.of(model)
+    paired = {id(variable) for cut, _ in found for variable, _ in cut.axes}
+    if logits and not whole and not paired & {id(variable) for variable, _ in logits.axes}:
+        found.append((logits.cut(spec, parts), (logits.classes, "classes")))
     found = [
-        each
-        for each in (*_dense_pairs(layers), *_attentions(layers), *_embeddings(layers))
-        if borrowed.isdisjoint(id(variable) for variable, _ in each[0].axes)
+        each for each in found if borrowed.isdisjoint(id(variable) for variable, _ in each[0].axes)
     ]
     names = ", ".join(cut.layers for cut, _ in found) or "none"
     for pattern in patterns:
         if not any(_matches(cut, [pattern]) for cut, _ in found):
-            is_a_layer = any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers)
-            reason = f"stays whole. {_RULES}" if is_a_layer else "no layer has such a name."
+            named = [each for each in layers if fnmatch.fnmatchcase(each.name, pattern)]
+            reason = f"stays whole. {_RULES}" if named else "no layer has such a name."
+            if whole and logits and any(each is logits.layer for each in named):
+                reason = f"stays whole, as it computes logits: {whole}."
             raise SpecError(
                 f"strategy tensor: layers: {pattern!r}: {reason} Layers that can be cut here: {names}."
             )
-    chosen = [each for each in found if not patterns or _matches(each[0], patterns)]
+    if patterns:
+        chosen = [each for each in found if _matches(each[0], patterns)]
+    else:
+        chosen = [each for each in found if not each[0].classes or (logits and logits.is_wide)]
     if not chosen:
         raise SpecError(f"strategy tensor: no layer of the model can be cut. {_RULES}")
     for cut, (count, what) in chosen:
-        if count < degree:
+        if count < parts.degree:
             raise SpecError(
-                f"strategy tensor: {cut.layers}: expected {degree} {what} or more for this degree,"
+                f"strategy tensor: {cut.layers}: expected {parts.degree} {what} or more for this degree,"
                 f" received {count}. Choose a smaller degree, or name the layers to cut by `layers`."
             )
     return [cut for cut, _ in chosen]
+
+
+def whole_logits_note(model: keras.Model, spec: TrainingSpec, framework: str) -> list[str]:
+    """A line for the plan, if the layer of the logits could be cut but for the spec."""
+    logits, reason = LogitsLayer.of(model), why_whole(spec, framework)
+    if logits is None or not reason or not logits.is_wide:
+        return []
+    return [f"tensor: {logits.layer.name}: every process computes all logits: {reason}"]
 
 
 def require_portable(model: Any) -> keras.Model:
@@ -210,12 +163,9 @@ def _dense_pairs(layers: Sequence[keras.Layer]) -> Iterator[Found]:
             first, between, second = node.operation, *_row_layer(node, consumers)
             if second is None or {id(first), id(second)} & paired:
                 continue
-            if (
-                not _is_dense(first)
-                or max(map(calls.count, map(id, [first, *between, second]))) > 1
-            ):
+            if not is_dense(first) or max(map(calls.count, map(id, [first, *between, second]))) > 1:
                 continue
-            if _is_elementwise(first.activation):
+            if is_elementwise(first.activation):
                 paired |= {id(first), id(second)}
                 yield _dense_pair(first, between, second), (first.units, "units")
 
@@ -233,43 +183,16 @@ def _row_layer(
         layer = node.operation
         if len(node.input_tensors) != 1:
             return dropouts, None
-        if _is_dense(layer):
+        if is_dense(layer):
             return dropouts, layer
         if getattr(layer, "activity_regularizer", None):  # it would see the units of a part
             return dropouts, None
         if type(layer) is keras.layers.Dropout and layer.noise_shape is None:
             dropouts.append(layer)
         elif type(layer) not in _ELEMENTWISE_LAYERS and not (
-            type(layer) is keras.layers.Activation and _is_elementwise(layer.activation)
+            type(layer) is keras.layers.Activation and is_elementwise(layer.activation)
         ):
             return dropouts, None
-
-
-def _is_dense(layer: Any) -> bool:
-    return type(layer) is keras.layers.Dense and _is_plain(layer)
-
-
-def _is_plain(layer: keras.Layer) -> bool:
-    """Whether no weight has a constraint or regularizer, nor any layer a low-rank or quantized form."""
-    special = ("activity_regularizer", "quantization_mode", "lora_rank")
-    return (
-        layer.built
-        and bool(layer.trainable_variables)
-        and not any(
-            getattr(each, name, None) for each in keras_private.layers_of(layer) for name in special
-        )
-        and not any(
-            getattr(each, name, None)
-            for each in layer.trainable_variables
-            for name in ("constraint", "regularizer")
-        )
-    )
-
-
-def _is_elementwise(activation: Any) -> bool:
-    return getattr(
-        activation, "__name__", ""
-    ) in _ELEMENTWISE and activation is keras.activations.get(activation.__name__)
 
 
 def _dense_pair(first: Any, dropouts: Sequence[Any], second: Any) -> Cut:
@@ -279,21 +202,21 @@ def _dense_pair(first: Any, dropouts: Sequence[Any], second: Any) -> Cut:
 
     def apply(parts: Parts) -> None:
         compute = first.call
-        _replace_call(first, lambda inputs, **options: compute(parts.copy(inputs), **options))
-        _replace_call(second, functools.partial(_summed_product, second, parts, ops.matmul))
+        replace_call(first, lambda inputs, **options: compute(parts.copy(inputs), **options))
+        replace_call(second, functools.partial(_summed_product, second, parts, ops.matmul))
         second.input_spec = None  # it names the uncut length
         for each in dropouts:
             _drop_as_whole(each, -1, first.units, parts)
 
-    positions = _positions(first.output.shape)
-    features = (second.units, first.kernel.shape[0])
-    return Cut(f"{first.name}, {second.name}", axes, features, positions, apply)
+    positions = positions_of(first.output.shape)
+    exchange = summed(second.units, first.kernel.shape[0], positions)
+    return Cut(f"{first.name}, {second.name}", axes, exchange, apply)
 
 
 def _attentions(layers: Sequence[keras.Layer]) -> Iterator[Found]:
     """Attentions, whose heads are cut."""
     for layer in layers:
-        if type(layer) is not keras.layers.MultiHeadAttention or not _is_plain(layer):
+        if type(layer) is not keras.layers.MultiHeadAttention or not is_plain(layer):
             continue
         if inner := keras_private.attention_layers(layer):
             yield _attention(layer, inner), (layer.num_heads, "heads")
@@ -324,40 +247,27 @@ def _attention(layer: Any, inner: keras_private.AttentionLayers) -> Cut:
                 keras_private.set_mask(each, None)  # as Keras does
             return compute(*(copies[id(each)] for each in (query, value, key)), **options)
 
-        _replace_call(layer, call)
+        replace_call(layer, call)
         multiply = functools.partial(ops.einsum, output.equation)
-        _replace_call(output, functools.partial(_summed_product, output, parts, multiply))
+        replace_call(output, functools.partial(_summed_product, output, parts, multiply))
         _drop_as_whole(inner.dropout, inner.heads_axis, layer.num_heads, parts)
 
-    features = (output.kernel.shape[-1], inner.projections[0].kernel.shape[0])
-    return Cut(layer.name, axes, features, None, apply)
+    exchange = summed(output.kernel.shape[-1], inner.projections[0].kernel.shape[0], None)
+    return Cut(layer.name, axes, exchange, apply)
 
 
 def _embeddings(layers: Sequence[keras.Layer]) -> Iterator[Found]:
     """Embeddings, whose vocabulary is cut."""
     for layer in layers:
-        if type(layer) is keras.layers.Embedding and _is_plain(layer):
+        if type(layer) is keras.layers.Embedding and is_plain(layer):
             yield _embedding(layer), (layer.input_dim, "rows")
 
 
 def _embedding(layer: Any) -> Cut:
     def apply(parts: Parts) -> None:
-        start, rows = part_bounds(layer.input_dim, parts)
+        replace_call(layer, functools.partial(embed, layer, parts))
 
-        def call(inputs: Any) -> Any:
-            indices = ops.cast(inputs, "int64")
-            indices = ops.where(indices < 0, indices + layer.input_dim, indices)
-            is_local = ops.logical_and(indices >= start, indices < start + rows)
-            is_valid = ops.logical_and(indices >= 0, indices < layer.input_dim)
-            others = ops.where(is_valid, 0, layer.input_dim)  # an index that the framework refuses
-            rows_to_take = ops.where(is_local, indices - start, others)
-            vectors = ops.take(layer.embeddings, rows_to_take, axis=0)
-            vectors = ops.where(ops.expand_dims(is_local, -1), vectors, 0)
-            return ops.cast(parts.sum(vectors), layer.compute_dtype)
-
-        _replace_call(layer, call)
-
-    return Cut(layer.name, [(layer.embeddings, 0)], (layer.output_dim, 0), None, apply)
+    return Cut(layer.name, [(layer.embeddings, 0)], summed(layer.output_dim, 0, None), apply)
 
 
 def _summed_product(
@@ -390,15 +300,4 @@ def _drop_as_whole(layer: Any, axis: int, size: int, parts: Parts) -> None:
         factors = compute(ops.ones(shape, inputs.dtype), training=True)
         return inputs * ops.take(factors, ops.arange(start, start + length), axis=axis)
 
-    _replace_call(layer, call)
-
-
-def _replace_call(layer: Any, call: Callable[..., Any]) -> None:
-    """Replaces the computation of one layer; Keras calls it as before."""
-    object.__setattr__(layer, "call", call)
-
-
-def _positions(shape: Sequence[int | None]) -> int | None:
-    """Number of positions of a sample, of a tensor `[batch, ..., features]`; None where it varies."""
-    sizes = [size for size in shape[1:-1] if size is not None]
-    return math.prod(sizes) if len(sizes) == len(shape) - 2 else None
+    replace_call(layer, call)
