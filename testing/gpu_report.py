@@ -410,11 +410,6 @@ def reason_for_no_gpu(torch_build: Figures | None) -> str | None:
     Args:
         torch_build: What `machine` says of torch; None if torch cannot be imported.
     """
-    if torch_build is not None and _major_minor(torch_build["version"]) < OLDEST_TORCH:
-        oldest = ".".join(map(str, OLDEST_TORCH))
-        return (
-            f"torch {torch_build['version']} is older than {oldest}, the oldest that isotrain takes"
-        )
     if torch_build is not None and torch_build["capability"]:
         return None
     if torch_build is not None and not torch_build["cuda"]:
@@ -426,8 +421,22 @@ def reason_for_no_gpu(torch_build: Figures | None) -> str | None:
     return str(next(each["reason"] for each in backend["collectives"] if each["name"] == "nccl"))
 
 
-OLDEST_TORCH = (2, 11)
-"""Major and minor version."""
+TORCH = "torch>=2.11,<2.14"
+"""The versions of torch that isotrain takes; with newer ones, its probes of private APIs decide."""
+
+
+def reason_for_old_torch(torch_build: Figures | None) -> str | None:
+    """Reason why no check is made on any device: torch is too old; None if it is not.
+
+    Args:
+        torch_build: What `machine` says of torch; None if torch cannot be imported.
+    """
+    if torch_build is None or _major_minor(torch_build["version"]) >= _major_minor(TORCH):
+        return None
+    return (
+        f"torch {torch_build['version']} was found, which is older than isotrain takes ({TORCH})."
+        f" Install one of these: pip install '{TORCH}'"
+    )
 
 
 def _major_minor(version: str) -> tuple[int, ...]:
@@ -499,9 +508,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     names = options.check or list(CHECKS)
     deadline = deadline_of(options.minutes, options.device)
-    why_no_gpu = reason_for_no_gpu(report["machine"]["torch"]) if options.device == "gpu" else None
-    report["why_no_gpu"] = why_no_gpu
+    torch_build = report["machine"]["torch"]
+    report["why_no_check"] = why_no_check = reason_for_old_torch(torch_build)
+    may_use_gpu = options.device == "gpu" and not why_no_check
+    report["why_no_gpu"] = why_no_gpu = reason_for_no_gpu(torch_build) if may_use_gpu else None
     write()  # a file that cannot be written is noticed before the checks
+    if why_no_check:
+        print(f"No check is made: {why_no_check}", file=sys.stderr)
+        return 2
     if why_no_gpu:
         told = f"torch can use no GPU here: {why_no_gpu}. --device cpu makes the checks on CPUs."
         print(told, file=sys.stderr)

@@ -134,16 +134,52 @@ def test_the_loop_by_hand_gets_its_batches_ahead() -> None:
     assert found == [*range(5)]
 
 
-def test_an_old_torch_is_told() -> None:
-    """The oldest one is that of the package's requirements."""
+def test_the_versions_of_torch_are_those_of_the_requirements() -> None:
     requirement = next(r for r in metadata.requires("isotrain") or () if r.startswith("torch"))
-    oldest = ".".join(map(str, gpu_report.OLDEST_TORCH))
-    assert f">={oldest}" in requirement
-    build = {"version": "2.4.1+cu121", "capability": [8, 0], "cuda": "12.1", "hip": None}
-    assert gpu_report.reason_for_no_gpu(build) == (
-        f"torch 2.4.1+cu121 is older than {oldest}, the oldest that isotrain takes"
+    found = requirement.partition(";")[0].strip()
+    assert sorted(found[5:].split(",")) == sorted(gpu_report.TORCH[5:].split(","))
+    for version, is_refused in (("2.10.2", True), ("2.11.0+cu130", False), ("2.15.0", False)):
+        assert (gpu_report.reason_for_old_torch({"version": version}) is not None) == is_refused
+
+
+_OLD_TORCH = """
+class Everything:
+    def __getattr__(self, name): return self
+    def __call__(self, *arguments): return None
+__version__ = "2.4.1+cu121"
+version = backends = cuda = Everything()
+version.cuda, version.hip = "", None
+"""
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_an_old_torch_is_refused_before_anything_starts(tmp_path: Path, device: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(_OLD_TORCH)
+    ended = report_with_modules_of(tmp_path, "--device", device, "--output", "report.json")
+    assert ended.returncode == 2, ended.stderr
+    told = (
+        "No check is made: torch 2.4.1+cu121 was found, which is older than isotrain takes"
+        f" ({gpu_report.TORCH}). Install one of these: pip install '{gpu_report.TORCH}'"
     )
-    assert gpu_report.reason_for_no_gpu({**build, "version": "2.11.0"}) is None
+    assert ended.stderr.strip().splitlines()[-1] == told
+    assert "begins" not in ended.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["checks"], report["why_no_gpu"]) == ({}, None)
+    assert report["why_no_check"] in told
+
+
+def report_with_modules_of(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The report in a process of its own, as this one has imported torch; `folder` may have another one."""
+    path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+    return subprocess.run(
+        (sys.executable, "-m", "isotrain.testing.gpu_report", "--check", "precision", *arguments),
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_cards_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -171,16 +207,7 @@ def test_a_torch_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     text = "raise ImportError('libcudart.so.99: cannot open shared object file')"
     (tmp_path / "torch" / "__init__.py").write_text(text)
-    command = (sys.executable, "-m", "isotrain.testing.gpu_report", "--check", "precision")
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    ended = subprocess.run(  # a process of its own: this one has imported torch
-        command,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = report_with_modules_of(tmp_path)
     assert ended.returncode == 2
     assert "libcudart.so.99: cannot open shared object file" in ended.stderr
 
