@@ -43,10 +43,17 @@ def transformer() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(encoder, nn.Flatten(), nn.Linear(64 * 256, 10)), torch.randn(32, 64, 256)
 
 
+def deep() -> tuple[nn.Module, torch.Tensor]:
+    """A hundred layers of width 32, whose 200 weights are small, and a batch of 32."""
+    layers = [layer for _ in range(100) for layer in (nn.Linear(32, 32), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(32, 32)
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
     "mlp, batch of 256": mlp,
     "mlp, batch of 1024": functools.partial(mlp, 1024),
     "transformer": transformer,
+    "deep": deep,
 }
 
 
@@ -68,20 +75,17 @@ def measure(name: str, recorder: Switch, steps: int) -> None:
     show(name, time_in_turn(step, switch, ("not recorded", "recorded"), steps))
 
 
-def measure_keras(recorder: Switch, steps: int) -> None:
-    """Prints the same for the network in Keras, whose step is a function of TensorFlow."""
+def measure_keras(samples: int, recorder: Switch, steps: int) -> None:
+    """Prints the same for the network of `mlp` in Keras, whose step is a function of TensorFlow."""
     import keras
     import tensorflow as tf
 
-    from isotrain.adapters.tensorflow import program_hooks
-
-    tf.config.threading.set_intra_op_parallelism_threads(2)
-    program_hooks.install(recorder)
     layers = [keras.layers.Dense(2048, "relu"), keras.layers.Dense(1024, "relu")]
     model = keras.Sequential([keras.Input((1024,)), *layers, keras.layers.Dense(10)])
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
-    inputs, targets = tf.random.normal((256, 1024)), tf.random.uniform((256,), 0, 10, tf.int32)
+    inputs = tf.random.normal((samples, 1024))
+    targets = tf.random.uniform((samples,), 0, 10, tf.int32)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
     @tf.function
@@ -97,7 +101,8 @@ def measure_keras(recorder: Switch, steps: int) -> None:
     def switch(mode: str) -> None:
         recorder.is_on = recorder.is_recording = mode == "recorded"
 
-    show("keras, batch of 256", time_in_turn(step, switch, ("not recorded", "recorded"), steps))
+    times = time_in_turn(step, switch, ("not recorded", "recorded"), steps)
+    show(f"keras, batch of {samples}", times)
 
 
 def time_in_turn(
@@ -133,7 +138,14 @@ def main(steps: int, framework: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         recorder = Switch(Path(folder), steps=10**9)
         if framework == "tensorflow":
-            measure_keras(recorder, steps)
+            import tensorflow as tf
+
+            from isotrain.adapters.tensorflow import program_hooks as keras_hooks
+
+            tf.config.threading.set_intra_op_parallelism_threads(2)
+            keras_hooks.install(recorder)
+            for samples in (256, 1024):
+                measure_keras(samples, recorder, steps)
             return
         program_hooks.install(recorder)
         for name in MODELS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,35 +104,6 @@ def _counter() -> tf.Tensor:
         counter = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=(), shared_name="isotrain_trace")
         tf.raw_ops.AssignVariableOp(resource=counter, value=tf.constant(0, tf.int64))
     return counter
-
-
-def read_named(by_name: Sequence[Mapping[str, Any]], receive: Receive) -> None:
-    """Does as `read` with tensors by name, of which kernels lie in memory as torch's do.
-
-    There, their last two axes are the first. TensorFlow turns them in a third of the time of NumPy.
-    """
-    turned = [{name: _turned(name, value) for name, value in each.items()} for each in by_name]
-
-    def received(values: Any) -> None:
-        receive([{n: _turned_back(n, array) for n, array in each.items()} for each in values])
-
-    read(turned, received)
-
-
-def _turned(name: str, value: Any) -> tf.Tensor:
-    tensor = tf.convert_to_tensor(value)
-    rank = tensor.shape.rank or 0
-    if not _is_kernel(name, rank):
-        return tensor
-    return tf.transpose(tensor, (rank - 1, rank - 2, *range(rank - 2)))
-
-
-def _turned_back(name: str, array: np.ndarray) -> np.ndarray:
-    return np.moveaxis(array, (0, 1), (-1, -2)) if _is_kernel(name, array.ndim) else array
-
-
-def _is_kernel(name: str, rank: int) -> bool:
-    return "kernel" in name and rank >= 2
 
 
 def read_if(condition: Callable[[], bool], tensors: Any, receive: Receive) -> None:

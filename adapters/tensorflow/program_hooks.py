@@ -27,7 +27,7 @@ from isotrain.adapters.common.program_hooks import (
     safe,
 )
 from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.tensorflow.program_graphs import GraphHooks, read, read_if, read_named
+from isotrain.adapters.tensorflow.program_graphs import GraphHooks, read, read_if
 
 if TYPE_CHECKING:
     from isotrain.plugin import ProgramRecorder
@@ -298,7 +298,7 @@ class _Hooks:
             if replica.recorder.wants(index):
                 replica.facts[index]["gradient"] = replica.recorder.fingerprints(values[0])
 
-        read_named([{names[id(v)]: each for each, v in pairs if each is not None}], record)
+        read([{names[id(v)]: each for each, v in pairs if each is not None}], record)
 
     def after_step(
         self, result: Any, optimizer: keras.optimizers.Optimizer, *args: Any, **kwargs: Any
@@ -325,7 +325,7 @@ class _Hooks:
                 facts |= {"compressed": self._compresses, **dict(zip(kinds, prints, strict=True))}
                 replica.recorder.step(index, facts)
 
-        read_named([named, slots, replica.state()], record)
+        read([named, slots, replica.state()], record)
 
 
 def _rank() -> tuple[int, int]:

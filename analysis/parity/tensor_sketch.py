@@ -2,15 +2,20 @@
 
 The heart of a fingerprint is a count sketch: every element is added, with a random sign, to one of a few
 buckets (M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002). Buckets
-and signs depend on the tensor's size alone, so the map is linear, and like the projections of W. Johnson and
+and signs depend on the tensor's shape alone, so the map is linear, and like the projections of W. Johnson and
 J. Lindenstrauss ("Extensions of Lipschitz mappings into a Hilbert space", 1984) it keeps lengths: the
 squared length of the sketch of a difference is the squared length of the difference, on average. Its
-relative standard deviation is sqrt(2 / BUCKETS), 25 %, where the difference is spread over the buckets. These
-go round with the position, which is quick, and their number is a prime, so that no axis stays in one of them.
+relative standard deviation is sqrt(2 / BUCKETS), 25 %, where the difference is spread over the buckets.
+
+A tensor is a matrix here, whose rows are along its first axis, and a few rows are a block. All blocks have
+the same signs. In a block, buckets go round with the column, which is quick; where they begin and the sign
+of the whole block are random. A column of one block is a sum of adjacent rows, so a matrix is read in the
+order of its memory, also if columns are adjacent there, as in Keras' kernels.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -23,165 +28,237 @@ BUCKETS = 31
 SAMPLES = 16
 WHOLE = 64
 """Largest number of elements of a tensor that is its own sketch."""
-_ROW = BUCKETS << 5
-_BLOCK = BUCKETS << 12
-_STRIP = 8
-"""Columns that are copied together, of a matrix with at least `_ROW` rows."""
+_BLOCKS = 16
+"""Number of blocks that a matrix with as many rows has at least, so that a column is in several buckets."""
+_BLOCK_ROWS = (64, 16, 4, 1)
+"""Numbers of rows of a block; each is a square, see `_signs`."""
+_SIGNS = 1 << 17
+"""Number of signs that stay in the cache, beside the elements that they belong to."""
+_CHUNK = 1 << 17
+"""Number of elements that stay in the cache from one use to the next."""
+_ROW = 1 << 10
+"""Number of columns of a vector, and of elements whose squares are added up in their own type."""
+_PRODUCT = 1 << 13
+"""Number of elements of a matrix that BLAS multiplies without threads, which cost more than they save."""
 _RANGE = (1e-15, 1e15)
 """Norms of float32 tensors of which no sum of squares overflows or loses what is small."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A count sketch and summary statistics of a tensor, computed in float64.
+    """A count sketch, the norm and some elements of a tensor, as float64.
 
     Attributes:
         size: Number of elements.
         floating: Whether the dtype is floating-point.
         norm: Euclidean norm.
-        mean: Mean of the elements.
-        max_abs: Largest absolute value.
         sketch: All elements of a tensor of up to `WHOLE` elements, else `BUCKETS` signed bucket sums.
         sample: All elements of a tensor of up to `WHOLE` elements, else `SAMPLES` of them, at positions
-            that depend on the size alone.
+            that depend on the shape alone.
     """
 
     size: int
     floating: bool
     norm: float
-    mean: float
-    max_abs: float
     sketch: tuple[float, ...]
     sample: tuple[float, ...]
 
     def to_list(self) -> list[Any]:
-        """The attributes as plain JSON values, in their order; null for a sample equal to the sketch."""
-        sample = None if self.sample == self.sketch else list(self.sample)
-        numbers = [self.size, self.floating, self.norm, self.mean, self.max_abs]
-        return [*numbers, list(self.sketch), sample]
+        """The attributes as plain JSON values, in their order; null for a sample equal to the sketch.
+
+        Sketch and sample are the base64 text of float64 numbers, little-endian: JSON writes numbers slowly.
+        """
+        sample = None if self.sample == self.sketch else _to_text(self.sample)
+        return [self.size, self.floating, self.norm, _to_text(self.sketch), sample]
 
 
 def from_list(fields: Sequence[Any]) -> Fingerprint:
     """The inverse of `Fingerprint.to_list`."""
-    size, floating, norm, average, largest, sketch, sample = fields
-    sample = sketch if sample is None else sample
-    return Fingerprint(size, floating, norm, average, largest, tuple(sketch), tuple(sample))
-
-
-def fingerprint(array: np.ndarray) -> Fingerprint:
-    """Computes the fingerprint of an array of any shape and numeric dtype, in row-major order.
-
-    It reads blocks that stay in the processor's cache, without the threads of BLAS, which cost more than they
-    save. Blocks of float32 are added up in float32, and their sums in float64.
-    """
-    flat = _row_major(array).reshape(-1)
-    if flat.dtype != np.float32 or flat.size <= WHOLE:
-        return _fingerprint(flat, np.dtype(np.float64))
-    with np.errstate(over="ignore", invalid="ignore"):
-        taken = _fingerprint(flat, flat.dtype)
-    if taken.max_abs == 0 or _RANGE[0] < taken.norm < _RANGE[1]:
-        return taken
-    return _fingerprint(flat, np.dtype(np.float64))  # squares of float32 may overflow or vanish
-
-
-def _row_major(array: np.ndarray) -> np.ndarray:
-    """An array in row-major order; one with turned axes is copied in strips that stay in the cache.
-
-    NumPy by itself reads a line of the cache for each element of a large transposed matrix.
-    """
-    if array.flags.c_contiguous or array.ndim < 2 or not array.size:
-        return np.ascontiguousarray(array)
-    copied = np.empty(array.shape, array.dtype)
-    columns = array.shape[1]
-    width = max(_STRIP, _STRIP * _ROW * columns // array.size)
-    for start in range(0, columns, width):
-        strip = slice(start, start + width)
-        copied[:, strip] = array[:, strip]
-    return copied
-
-
-def _fingerprint(flat: np.ndarray, dtype: np.dtype[Any]) -> Fingerprint:
-    """The fingerprint of a vector, whose blocks are computed with in `dtype`."""
-    is_small = flat.size <= WHOLE
-    squares, total, largest = 0.0, 0.0, [0.0]
-    rows = []
-    for start in range(0, flat.size, _BLOCK):
-        part = flat[start : start + _BLOCK]
-        values = part if part.dtype == dtype else part.astype(dtype)
-        squares += float(_column_sums(values, values).sum())
-        total += float(_column_sums(values).sum())
-        largest += [float(part.max()), -float(part.min())]
-        if not is_small:
-            rows.append(_bucket_sums(_column_sums(values, _signs(dtype)[: part.size])))
-    sample = tuple((flat if is_small else flat[_positions(flat.size)]).astype(np.float64).tolist())
+    size, floating, norm, sketch, sample = fields
+    elements = _from_text(sketch)
     return Fingerprint(
-        size=flat.size,
-        floating=flat.dtype.kind not in "biu",
-        norm=math.sqrt(squares),
-        mean=total / flat.size if flat.size else 0.0,
-        max_abs=float(np.max(largest)),
-        sketch=sample if is_small else _sum_of_blocks(np.array(rows), flat.size),
-        sample=sample,
+        size, floating, norm, elements, elements if sample is None else _from_text(sample)
     )
 
 
-def _column_sums(values: np.ndarray, factors: np.ndarray | None = None) -> np.ndarray:
-    """Sums of a vector of up to `_BLOCK` elements over equal positions modulo `_ROW`.
+def _to_text(numbers: Sequence[float]) -> str:
+    return base64.b64encode(np.array(numbers, "<f8").tobytes()).decode()
 
-    Args:
-        values: Vector.
-        factors: What each element is multiplied by, of the same dtype and size; None for 1.
+
+def _from_text(text: str) -> tuple[float, ...]:
+    return tuple(np.frombuffer(base64.b64decode(text), "<f8").tolist())
+
+
+def fingerprint(array: np.ndarray) -> Fingerprint:
+    """Computes the fingerprint of an array of any shape and numeric dtype.
+
+    It is quickest where the first axis is the first or the last one of the memory. Blocks of float32 are
+    added up in float32, and their sums in float64.
+    """
+    floating = array.dtype.kind not in "biu"
+    if array.size <= WHOLE:
+        whole = tuple(array.reshape(-1).astype(np.float64).tolist())
+        return Fingerprint(array.size, floating, length(whole), whole, whole)
+    sample = array[_positions(array.shape)].astype(np.float64)
+    norm, sketch = _norm_and_sketch(array)
+    return Fingerprint(array.size, floating, norm, tuple(sketch.tolist()), tuple(sample.tolist()))
+
+
+def _norm_and_sketch(array: np.ndarray) -> tuple[float, np.ndarray]:
+    if array.dtype == np.float32:
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares, sketch = _squares_and_sketch(array)
+        norm = math.sqrt(squares)
+        if _RANGE[0] < norm < _RANGE[1] or not array.any():
+            return norm, sketch
+    squares, sketch = _squares_and_sketch(array.astype(np.float64, copy=False))
+    return math.sqrt(squares), sketch
+
+
+def _squares_and_sketch(array: np.ndarray) -> tuple[float, np.ndarray]:
+    """The sum of squares of a tensor of float32 or float64, and its sketch."""
+    if array.ndim == 1:
+        padded = np.zeros((-(-array.size // _ROW), _ROW), array.dtype)
+        padded.reshape(-1)[: array.size] = array
+        array = padded
+    axes = _axes_of_turned_memory(array)
+    if axes is None:
+        squares, sums = _block_sums(np.ascontiguousarray(array).reshape(len(array), -1))
+    else:
+        squares, sums = _turned_block_sums(array, axes)
+    return squares, _sketch(sums)
+
+
+def _axes_of_turned_memory(array: np.ndarray) -> tuple[int, ...] | None:
+    """The other axes in the order of the memory, if the first axis is the last one there; else None."""
+    if array.flags.c_contiguous:
+        return None
+    axes = tuple(sorted(range(1, array.ndim), key=lambda axis: -array.strides[axis]))
+    return axes if array.transpose(*axes, 0).flags.c_contiguous else None
+
+
+def _block_sums(matrix: np.ndarray) -> tuple[float, np.ndarray]:
+    """The sum of squares of a matrix, and the sums of the columns of its blocks, with signs.
 
     Returns:
-        A vector of up to `_ROW` elements, float64 if there are so many.
+        A number, and an array of the matrix's dtype, shape `[blocks, columns]`.
     """
-    whole = values.size - values.size % _ROW  # NumPy adds long rows faster than one vector
-    rest = values[whole:] if factors is None else values[whole:] * factors[whole:]
-    if not whole:
-        return rest
-    rows = values[:whole].reshape(-1, _ROW)
-    sums = np.zeros(_ROW)
-    if factors is None:
-        sums += rows.sum(axis=0)
-    else:
-        sums += np.einsum("rc,rc->c", rows, factors[:whole].reshape(-1, _ROW))
-    sums[: rest.size] += rest
-    return sums
+    rows, columns = matrix.shape
+    block = _rows_of_a_block(rows, columns)
+    signs = _signs(matrix.dtype, block, columns)
+    sums = np.empty((-(-rows // block), columns), matrix.dtype)
+    squares = 0.0
+    blocks = max(1, _CHUNK // (block * columns))
+    for first in range(0, len(sums), blocks):
+        part = matrix[first * block : (first + blocks) * block]
+        squares += _squares(part.reshape(-1))
+        whole = len(part) // block
+        by_block = part[: whole * block].reshape(whole, block, columns)
+        np.einsum("brc,rc->bc", by_block, signs, out=sums[first : first + whole])
+        rest = part[whole * block :]
+        if len(rest):
+            np.einsum("rc,rc->c", rest, signs[: len(rest)], out=sums[-1])
+    return squares, sums
 
 
-def _bucket_sums(columns: np.ndarray) -> np.ndarray:
-    """Sums of a vector over equal positions modulo BUCKETS, float64."""
-    padded = np.zeros(-(-columns.size // BUCKETS) * BUCKETS)
-    padded[: columns.size] = columns
-    by_bucket: np.ndarray = padded.reshape(-1, BUCKETS).sum(axis=0)
-    return by_bucket
+def _turned_block_sums(array: np.ndarray, axes: tuple[int, ...]) -> tuple[float, np.ndarray]:
+    """Does as `_block_sums` with a tensor that has its first axis last in memory, and `axes` before it."""
+    rows, columns = len(array), array.size // len(array)
+    block = _rows_of_a_block(rows, columns)
+    memory = array.transpose(*axes, 0)
+    lines = memory.reshape(columns, rows)
+    signs = _turned_signs(array.dtype, block, array.shape[1:], axes)
+    sums = np.empty((columns, -(-rows // block)), array.dtype)
+    squares = 0.0
+    step = max(1, _CHUNK // rows)
+    whole = rows // block
+    for start in range(0, columns, step):
+        part, factors = lines[start : start + step], signs[start : start + step]
+        squares += _squares(part.reshape(-1))
+        for first in range(0, whole, _PRODUCT // block):
+            last = min(whole, first + _PRODUCT // block)
+            by_block = part[:, first * block : last * block].reshape(len(part), -1, block)
+            np.matmul(
+                by_block, factors[..., None], out=sums[start : start + step, first:last, None]
+            )
+        if rows % block:
+            rest = part[:, whole * block :]
+            sums[start : start + step, -1] = np.einsum("cr,cr->c", rest, factors[:, : rows % block])
+    by_axis = sums.reshape(*memory.shape[:-1], -1).transpose(-1, *np.argsort(axes))
+    return squares, by_axis.reshape(-1, columns)
 
 
-def _sum_of_blocks(rows: np.ndarray, size: int) -> tuple[float, ...]:
-    """The sum of the bucket sums of blocks, each with a sign and a rotation of its own.
+def _rows_of_a_block(rows: int, columns: int) -> int:
+    """The largest of `_BLOCK_ROWS` that leaves enough blocks, and not too many signs."""
+    most = min(rows // _BLOCKS, _SIGNS // columns)
+    return next(number for number in _BLOCK_ROWS if number <= max(1, most))
 
-    So blocks share the signs of elements, and what is equal in all of them does not add up.
+
+def _squares(vector: np.ndarray) -> float:
+    if vector.size <= _ROW:
+        return float(np.dot(vector, vector))
+    whole = vector.size - vector.size % _ROW
+    by_row, rest = vector[:whole].reshape(-1, 1, _ROW), vector[whole:]
+    squares = np.matmul(by_row, by_row.transpose(0, 2, 1)).sum(dtype=np.float64)
+    return float(squares) + float(np.dot(rest, rest))
+
+
+def _sketch(sums: np.ndarray) -> np.ndarray:
+    """The bucket sums of a matrix from the column sums of its blocks, shape `[blocks, columns]`.
+
+    What is equal in all blocks does not add up: each has a sign, and its buckets begin at another one.
     """
-    if len(rows) == 1:
-        return tuple(rows[0].tolist())
-    generator = np.random.Generator(np.random.PCG64(size))
-    signs = 2 * generator.integers(2, size=(len(rows), 1)) - 1
-    shifts = generator.integers(BUCKETS, size=(len(rows), 1))
-    turned = np.take_along_axis(rows, (np.arange(BUCKETS) + shifts) % BUCKETS, axis=1)
-    return tuple((signs * turned).sum(axis=0).tolist())
-
-
-@functools.lru_cache(maxsize=2)
-def _signs(dtype: np.dtype[Any]) -> np.ndarray:
-    """The signs of a block's elements, of a dtype; PCG64 draws them."""
-    generator = np.random.Generator(np.random.PCG64(BUCKETS))
-    return (2 * generator.integers(2, size=_BLOCK) - 1).astype(dtype)
+    blocks, columns = sums.shape
+    padded = np.zeros((blocks, -(-columns // BUCKETS) * BUCKETS))
+    padded[:, :columns] = sums
+    by_bucket = padded.reshape(blocks, -1, BUCKETS).sum(axis=1)
+    signs, places = _turns(blocks)
+    sketch: np.ndarray = np.einsum("b,bk->k", signs, by_bucket.take(places))
+    return sketch
 
 
 @functools.lru_cache(maxsize=256)
-def _positions(size: int) -> np.ndarray:
-    """Pseudorandom positions in a flat tensor of `size` elements, int64, shape `[SAMPLES]`."""
-    return np.random.Generator(np.random.PCG64(size)).integers(size, size=SAMPLES)
+def _turns(blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Signs of blocks, float64, and where their buckets are in turned order, shape `[blocks, BUCKETS]`."""
+    generator = np.random.Generator(np.random.PCG64(blocks))
+    signs = 2.0 * generator.integers(2, size=blocks) - 1.0
+    turned = (np.arange(BUCKETS) + generator.integers(BUCKETS, size=(blocks, 1))) % BUCKETS
+    return signs, turned + BUCKETS * np.arange(blocks)[:, None]
+
+
+def _signs(dtype: np.dtype[Any], rows: int, columns: int) -> np.ndarray:
+    """The signs of a block's elements, of a dtype, shape `[rows, columns]`."""
+    return _drawn_signs(dtype, rows, max(columns, _SIGNS // rows))[:, :columns]
+
+
+@functools.lru_cache(maxsize=16)
+def _drawn_signs(dtype: np.dtype[Any], rows: int, columns: int) -> np.ndarray:
+    """Signs of a dtype, shape `[rows, columns]`; PCG64 draws them.
+
+    Of a column's n signs, one is there sqrt(n) times more than the other. So a column of equal numbers keeps
+    its length to the digit, and two signs of a column are still equal half of the time.
+    """
+    generator = np.random.Generator(np.random.PCG64(BUCKETS))
+    column = np.where(np.arange(rows) < (rows + math.isqrt(rows)) // 2, 1, -1)
+    signs = generator.permuted(np.repeat(column[:, None], columns, axis=1), axis=0)
+    return np.asarray(signs * (2 * generator.integers(2, size=columns) - 1), dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _turned_signs(
+    dtype: np.dtype[Any], rows: int, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> np.ndarray:
+    """The signs of a block in turned memory, shape `[columns, rows]`."""
+    signs = _signs(dtype, rows, math.prod(shape)).reshape(rows, *shape)
+    return np.ascontiguousarray(signs.transpose(*axes, 0)).reshape(-1, rows)
+
+
+@functools.lru_cache(maxsize=256)
+def _positions(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Pseudorandom positions in a tensor, `SAMPLES` indices for each of its axes."""
+    size = math.prod(shape)
+    generator = np.random.Generator(np.random.PCG64(size))
+    return np.unravel_index(generator.integers(size, size=SAMPLES), shape)
 
 
 def length(vector: Sequence[float]) -> float:
@@ -212,8 +289,7 @@ def difference(one: Fingerprint, other: Fingerprint) -> float:
 def combination(factors: Sequence[float], tensors: Sequence[Fingerprint]) -> Fingerprint:
     """The fingerprint of a sum of tensors, each times its factor.
 
-    Everything but the norm (estimated from the sketch) and the largest value (a bound) is exact up to
-    rounding to float32, because the sketch is linear.
+    The sketch is linear, so everything is exact up to rounding, but for the norm, which it estimates.
     """
     if len(tensors) == 1 and factors[0] == 1.0:
         return tensors[0]
@@ -224,13 +300,10 @@ def combination(factors: Sequence[float], tensors: Sequence[Fingerprint]) -> Fin
             zip(*(tensor.sample for tensor in tensors), strict=True),
         )
     )
-    pairs = list(zip(factors, tensors, strict=True))
     return Fingerprint(
         size=tensors[0].size,
         floating=tensors[0].floating,
         norm=length(sketch),
-        mean=sum(factor * tensor.mean for factor, tensor in pairs),
-        max_abs=sum(abs(factor) * tensor.max_abs for factor, tensor in pairs),
         sketch=sketch,
         sample=sample,
     )

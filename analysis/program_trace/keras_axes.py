@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from isotrain.core.spec.weight_name_map import MappedTensor
-
 _KERNELS = ("kernel", "recurrent_kernel")
 _IMAGE_AXES = (4, 5)
 """Numbers of axes of a batch of images or videos."""
@@ -28,8 +26,10 @@ def kernel_axes(name: str, rank: int) -> str | None:
 
 
 def in_torch_order(name: str, array: np.ndarray) -> np.ndarray:
-    """A tensor with its axes in torch's order."""
-    return MappedTensor(name, kernel_axes(name, array.ndim)).to_common(array)
+    """A view of a tensor with its axes in torch's order."""
+    if kernel_axes(name, array.ndim) is None:
+        return array
+    return array.transpose(-1, -2, *range(array.ndim - 2))
 
 
 def channels_first(batch: np.ndarray) -> np.ndarray:

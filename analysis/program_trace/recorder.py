@@ -19,7 +19,7 @@ from isotrain.analysis.parity.trace import INITIAL_FILE
 from isotrain.analysis.program_trace.keras_axes import channels_first, in_torch_order
 from isotrain.core.system.hardware import cores
 
-FORMAT = 1
+FORMAT = 2
 HEADER = "process"
 """Kind of the first line of a trace file; all others are of kind `step`."""
 _LARGE = 1 << 18
@@ -33,7 +33,7 @@ def sample_hashes(arrays: Sequence[np.ndarray]) -> list[int]:
     for array in arrays:
         values = array.astype(np.int64) if array.dtype.kind in "bui" else array
         whole = np.ascontiguousarray(values)
-        hashes = [zlib.crc32(whole[i].tobytes(), crc) for i, crc in enumerate(hashes)]
+        hashes = [zlib.crc32(row, crc) for row, crc in zip(whole, hashes, strict=False)]
     return hashes
 
 
@@ -84,16 +84,17 @@ class Recorder:
     def fingerprints(self, arrays: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
         """Fingerprints as `parity` has them, of tensors with their axes in torch's order.
 
-        Large ones are computed by several threads. These end with the call: the program may fork.
+        Those of large ones are computed by several threads. These end with the call: the program may fork.
         """
 
         def taken(name: str) -> list[Any]:
             return fingerprint(in_torch_order(name, arrays[name])).to_list()
 
-        if sum(array.size for array in arrays.values()) < _LARGE:
-            return {name: taken(name) for name in arrays}
+        large = {name for name, array in arrays.items() if array.size >= _LARGE}
+        prints = {name: taken(name) for name in arrays if name not in large}
         with ThreadPoolExecutor(min(_THREADS, cores())) as pool:
-            return dict(zip(arrays, pool.map(taken, arrays), strict=True))
+            prints |= zip(large, pool.map(taken, large), strict=True)
+        return {name: prints[name] for name in arrays}
 
     def start(
         self, weights: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]

@@ -37,7 +37,7 @@ def optimizer_state_lost(case: Case) -> Cause | None:
     """A resumed run begins with a new optimizer state."""
     ours, theirs = (step.first.optimizer_state for step in both(case))
     steps = [name for name in theirs if name.endswith("/step") and name in ours]
-    counts = {(ours[name].mean, theirs[name].mean) for name in steps}
+    counts = {(*ours[name].sample, *theirs[name].sample) for name in steps}
     if not case.offset or (steps and all(a == b for a, b in counts)):
         return None
     shown = ", ".join(f"{b:g}, and {a:g} in the reference" for a, b in sorted(counts)[:1])

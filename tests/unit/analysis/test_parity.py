@@ -51,10 +51,12 @@ def _unit(array: np.ndarray) -> np.ndarray:
     return np.asarray(array / np.linalg.norm(array))
 
 
-def test_fingerprints_see_a_low_rank_difference() -> None:
-    """A sketch of regular blocks would miss one row and one column."""
-    one = np.zeros((64, 64))
-    for place in (np.s_[5, :], np.s_[:, 5], np.s_[::32, 0]):
+@pytest.mark.parametrize("shape", [(64, 64), (300, 70), (1024, 40), (10, 128)])
+def test_fingerprints_see_a_low_rank_difference(shape: tuple[int, int]) -> None:
+    """A sketch of regular blocks would miss a row or a column, and one of random signs some columns."""
+    one = np.zeros(shape)
+    places = [np.s_[row, :] for row in range(shape[0])] + [np.s_[:, i] for i in range(shape[1])]
+    for place in (*places, np.s_[::32, 0], np.s_[:, :]):
         other = one.copy()
         other[place] = 1.0
         assert difference(fingerprint(one), fingerprint(other)) > 0.5
@@ -73,18 +75,32 @@ def test_fingerprints_travel_as_json() -> None:
         assert tensor_sketch.from_list(json.loads(json.dumps(taken.to_list()))) == taken
 
 
+@pytest.mark.parametrize("axes", [(1, 0), (3, 2, 0, 1), (2, 0, 1), (2, 1, 0)], ids=str)
 @pytest.mark.parametrize(
-    "axes", [(1, 0), (3, 2, 0, 1), (2, 0, 1)], ids=["matrix", "convolution", "recurrent"]
+    "sizes", [(0, 1), (1, 80), (19, 11), (1500, 30), (20, 9000), (9000, 20)], ids=str
 )
-@pytest.mark.parametrize("size", [0, 1, 3, 19, 1500])
-def test_a_fingerprint_of_turned_axes_is_that_of_a_copy(axes: tuple[int, ...], size: int) -> None:
-    """Kernels of Keras are turned; they are copied in strips, also where these do not fill them."""
-    shape = [2, *[3] * (len(axes) - 2), 11]
-    shape[axes[0]] = size
-    turned = np.random.default_rng(0).normal(size=shape).astype("float32").transpose(axes)
-    assert fingerprint(turned) == fingerprint(np.array(turned, order="C"))
-    wide = np.random.default_rng(0).normal(size=(size, 11)).T
-    assert fingerprint(wide) == fingerprint(np.array(wide, order="C"))
+def test_fingerprints_do_not_depend_on_the_order_of_the_memory(
+    axes: tuple[int, ...], sizes: tuple[int, int]
+) -> None:
+    """Kernels of Keras are turned; all but the order of sums is equal, in each way to read the memory."""
+    shape = [3] * len(axes)
+    shape[axes[0]], shape[axes[1]] = sizes
+    for dtype, rounding in (("float32", 1e-6), ("float64", 1e-14)):
+        turned = np.random.default_rng(0).normal(size=shape).astype(dtype).transpose(axes)
+        one, other = fingerprint(turned), fingerprint(np.array(turned, order="C"))
+        assert one.sample == other.sample
+        assert one.norm == pytest.approx(other.norm, rel=rounding)
+        assert difference(one, other) < rounding
+
+
+def test_fingerprints_of_float32_are_those_of_float64() -> None:
+    """Also where squares of float32 would overflow or vanish."""
+    values = np.random.default_rng(0).normal(size=(700, 300))
+    for scale in (1.0, 1e-30, 1e30, 0.0):
+        one = (scale * values).astype("float32")
+        assert difference(fingerprint(one), fingerprint(one.astype(float))) < 1e-6
+        norm = float(np.linalg.norm(one.astype(float)))
+        assert fingerprint(one).norm == pytest.approx(norm, rel=1e-6)
 
 
 def test_numbers_that_are_not_finite() -> None:
