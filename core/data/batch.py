@@ -50,6 +50,8 @@ class Batch:
         stream_state: A stream state from which reading can continue, if the stream has a state.
         values: Scalars that the objective gets as `step.values`, by name; equal on all processes.
         varying_widths: Whether shapes of slices may differ in more than their first axis.
+        part_counts: Number of parts of each replica of the run, where the slices are parts of the global
+            batch whatever the number of replicas; else None.
     """
 
     epoch: int
@@ -63,3 +65,4 @@ class Batch:
     stream_state: StreamState | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     varying_widths: bool = False
+    part_counts: tuple[int, ...] | None = None

@@ -173,6 +173,7 @@ class Loader:
         self._seed = seed
         self._gradient_accumulation_steps = gradient_accumulation_steps
         self._parts = parts
+        self._part_counts = None if parts is None else sampler.equal_part_counts(parts, replicas)
         self._cuts_parts = parts is not None and cuts_parts
         self._has_transform = transform is not None
         self.transformed = TransformedBatches(
@@ -234,12 +235,18 @@ class Loader:
         """The batches from `start_step` to the end."""
         return self.from_step(self._start_step)
 
-    def from_step(self, step: int, stream_state: StreamState | None = None) -> Iterator[Batch]:
+    def from_step(
+        self,
+        step: int,
+        stream_state: StreamState | None = None,
+        part_counts: tuple[int, ...] | None = None,
+    ) -> Iterator[Batch]:
         """The batches from a step to the end, equal to those of a full iteration.
 
         Args:
             step: Index of the step in the run.
             stream_state: Stream state of the previous batch, if it has one: at that step or earlier.
+            part_counts: Number of parts of each replica, for data by position; None: they are dealt equally.
 
         Raises:
             DataError: There is no source.
@@ -256,7 +263,8 @@ class Loader:
         else:
             assert self._order is not None
             assert self._fetcher is not None
-            batches = self._batches(self._fetcher, self._order, step)
+            counts = part_counts or self._part_counts
+            batches = self._batches(self._fetcher, self._order, step, counts)
         return prefetched(batches, self._depth) if self._depth else batches
 
     def close(self) -> None:
@@ -273,8 +281,10 @@ class Loader:
         local_size = -(-self._global_batch_size // self._replicas) * len(self._local_replicas)
         return not shares_cores and local_size * self._source.sample_bytes > _INLINE_BYTES
 
-    def _batches(self, fetcher: Fetcher, order: Order, first: int) -> Iterator[Batch]:
-        plans = {size: self._local_batches(size) for size in order.batch_sizes}
+    def _batches(
+        self, fetcher: Fetcher, order: Order, first: int, part_counts: tuple[int, ...] | None
+    ) -> Iterator[Batch]:
+        plans = {size: self._local_batches(size, part_counts) for size in order.batch_sizes}
         planned = self._planned(order, first)
         source, is_direct = fetcher.source, self._pool is None and not self._has_transform
         if is_direct and type(source) is ArraySource:  # a subclass may override gather
@@ -284,7 +294,7 @@ class Loader:
                     [self._slices_of_rows(read, indices, each) for each in plans[len(indices)]]
                 )
                 fingerprint = self._fingerprint(order, step, first, indices)
-                yield self._batch(step, len(indices), slices, fingerprint)
+                yield self._batch(step, len(indices), slices, part_counts, fingerprint)
             return
         requested, planned = tee(planned)
         positions = (
@@ -298,7 +308,7 @@ class Loader:
         for _, step, indices in planned:
             slices = tuple([self._slices(each, parts) for each in plans[len(indices)]])
             fingerprint = self._fingerprint(order, step, first, indices)
-            yield self._batch(step, len(indices), slices, fingerprint)
+            yield self._batch(step, len(indices), slices, part_counts, fingerprint)
             del slices  # a worker may write to their memory again
 
     def _planned(self, order: Order, first: int) -> Iterator[tuple[int, int, sampler.Indices]]:
@@ -346,15 +356,18 @@ class Loader:
         """The sizes of global batches in an epoch of `length` samples."""
         return {min(length, self._global_batch_size), length % self._global_batch_size} - {0}
 
-    def _local_batches(self, size: int) -> tuple[_LocalBatch, ...]:
-        return tuple(self._local_batch(size, replica) for replica in self._local_replicas)
+    def _local_batches(
+        self, size: int, part_counts: tuple[int, ...] | None
+    ) -> tuple[_LocalBatch, ...]:
+        return tuple(self._local_batch(size, each, part_counts) for each in self._local_replicas)
 
-    def _local_batch(self, size: int, replica: int) -> _LocalBatch:
-        start, stop = sampler.slice_bounds(size, self._replicas, replica, self._parts)
+    def _local_batch(
+        self, size: int, replica: int, part_counts: tuple[int, ...] | None
+    ) -> _LocalBatch:
+        start, stop = sampler.slice_bounds(size, self._replicas, replica, part_counts)
         slices = self._gradient_accumulation_steps
-        if self._parts is not None and self._cuts_parts:
-            first, end = sampler.slice_bounds(self._parts, self._replicas, replica)
-            slices = end - first
+        if part_counts is not None and self._cuts_parts:
+            slices = part_counts[replica]
         bounds = [sampler.slice_bounds(stop - start, slices, index) for index in range(slices)]
         micro_batches = tuple(
             self._micro_batch(size, start if start < stop else 0, *each) for each in bounds
@@ -389,6 +402,7 @@ class Loader:
         step: int,
         size: int,
         slices: tuple[tuple[Slice, ...], ...],
+        part_counts: tuple[int, ...] | None,
         fingerprint: int | None = None,
         stream_state: StreamState | None = None,
     ) -> Batch:
@@ -399,6 +413,7 @@ class Loader:
         return Batch(
             *(epoch, index, step, size, last, even, slices, fingerprint, stream_state),
             varying_widths=self._collates,
+            part_counts=part_counts if self._cuts_parts else None,
         )
 
     def _stream_batches(
@@ -420,16 +435,17 @@ class Loader:
         else:
             batches = global_batches(source, cut, step, stream_state, rows_of, self._is_on_device)
         plans: dict[int, tuple[_LocalBatch, ...]] = {}
+        counts = self._part_counts
         for each in batches:
             if each.size not in plans:
-                plans[each.size] = self._local_batches(each.size)
+                plans[each.size] = self._local_batches(each.size, counts)
             epoch, index = divmod(step, self.steps_per_epoch)
             rows = index * self._global_batch_size + np.arange(each.size)
             slices = tuple(
                 self._cut(local, self._local_part(source, each, epoch, step, rows, local))
                 for local in plans[each.size]
             )
-            yield self._batch(step, each.size, slices, each.fingerprint, each.stream_state)
+            yield self._batch(step, each.size, slices, counts, each.fingerprint, each.stream_state)
             step += 1
 
     def _local_part(
@@ -454,13 +470,14 @@ class Loader:
 
     def _sharded_batches(self, source: ShardedStream, step: int) -> Iterator[Batch]:
         size = self._global_batch_size
-        local_batches = self._local_batches(size)
+        local_batches = self._local_batches(size, self._part_counts)
         while step < self.total_steps:
             epoch, skip = divmod(step, self._steps_per_pass)
             streams = [self._replica_stream(source, epoch, each, skip) for each in local_batches]
             remaining = min(self._steps_per_pass - skip, self.total_steps - step)
             for parts in islice(zip(*streams, strict=True), remaining):
-                yield self._batch(step, size, tuple(map(self._cut, local_batches, parts)))
+                slices = tuple(map(self._cut, local_batches, parts))
+                yield self._batch(step, size, slices, self._part_counts)
                 step += 1
 
     def _replica_stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from isotrain.core.errors import DataError
@@ -36,8 +37,20 @@ def steps_per_epoch(length: int, global_batch_size: int, drop_remainder: bool) -
     return steps
 
 
+def equal_part_counts(parts: int, replicas: int) -> tuple[int, ...]:
+    """Number of parts of each replica, where these are dealt equally."""
+    bounds = [slice_bounds(parts, replicas, replica) for replica in range(replicas)]
+    return tuple(end - first for first, end in bounds)
+
+
+def part_bounds(part_counts: Sequence[int], replica: int) -> tuple[int, int]:
+    """First part of a replica and the one after its last, by the number of parts of each replica."""
+    first = sum(part_counts[:replica])
+    return first, first + part_counts[replica]
+
+
 def slice_bounds(
-    size: int, replicas: int, replica: int, parts: int | None = None
+    size: int, replicas: int, replica: int, parts: int | Sequence[int] | None = None
 ) -> tuple[int, int]:
     """The contiguous part of a global batch of `size` samples that is the local batch of a replica.
 
@@ -48,14 +61,17 @@ def slice_bounds(
         size: Number of samples.
         replicas: Number of replicas.
         replica: Index of the replica.
-        parts: Number of parts, of which each replica gets whole ones; None: samples are shared equally.
+        parts: Parts, of which each replica gets whole ones: their number, dealt equally, or the number of
+            each replica; None: samples are shared equally.
 
     Returns:
         Start and stop, positions within the global batch.
     """
     if parts is not None:
-        first, end = slice_bounds(parts, replicas, replica)
-        return slice_bounds(size, parts, first)[0], slice_bounds(size, parts, end - 1)[1]
+        counts = equal_part_counts(parts, replicas) if isinstance(parts, int) else parts
+        first, end = part_bounds(counts, replica)
+        total = sum(counts)
+        return slice_bounds(size, total, first)[0], slice_bounds(size, total, end - 1)[1]
     smaller, remainder = divmod(size, replicas)
     start = replica * smaller + min(replica, remainder)
     return start, start + smaller + (replica < remainder)

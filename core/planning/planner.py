@@ -527,11 +527,21 @@ def _require_ordered_sums(
 def _reproducible_notes(spec: TrainingSpec) -> list[str]:
     if spec.parts is None:
         return []
-    return [
+    notes = [
         f"reproducible: each global batch is computed in {counted(spec.parts, 'part')}, and everything is"
         " summed over these in one order: results are equal to the bit for any number of replicas up to"
         " that, with the same framework, kernels and threads"
     ]
+    if spec.shares is not None:
+        notes.append(
+            "shares: parts are dealt equally at first, and after every"
+            f" {counted(spec.shares.every, 'step')} by the speeds of the replicas in these"
+        )
+    if spec.drop_outliers is not None:
+        notes.append(
+            "drop_outliers: each replica keeps the gradients of all its parts until it knows their norms"
+        )
+    return notes
 
 
 def _idle_replica_notes(spec: TrainingSpec, replicas: int) -> list[str]:

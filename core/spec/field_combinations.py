@@ -60,6 +60,11 @@ def combination_problems(fields: Mapping[str, Any], optimizer: FieldInfo) -> Ite
         yield Problem("per-replica with compile", ("random_layers",), "per-sample", hint)
     if fields.get("reproducible") is not None:
         yield from _reproducible_problems(fields)
+    else:
+        for field in ("shares", "drop_outliers"):
+            if fields.get(field) is not None:
+                hint = "it gives a global batch the parts that this field is about"
+                yield Problem(f"reproducible with {field}", ("reproducible",), None, hint)
     if fields.get("compile") and fields.get("recompute"):
         hint = "the compiler itself decides what it keeps"
         yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)

@@ -182,6 +182,7 @@ def json_schema() -> dict[str, Any]:
         ("initial_weights", ()),
         ("early_stopping", ()),
         ("reproducible", ("bits",)),
+        ("shares", ("by-speed",)),
     ):
         fields[name] = _with_shorthand(fields[name], choices)
     update = schema["$defs"]["Update"]["properties"]

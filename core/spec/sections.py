@@ -227,6 +227,15 @@ class Reproducible(SpecModel):
             yield Problem("a power of two", ("granularity",), parts)
 
 
+class Shares(SpecModel):
+    """Shares of the replicas in each global batch, by their measured speed."""
+
+    every: Count = Field(
+        default=20,
+        description="Steps whose median speed decides the shares of those that follow.",
+    )
+
+
 class Evaluation(SpecModel):
     """Evaluation: intervals and batch size."""
 

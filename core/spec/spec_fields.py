@@ -470,6 +470,12 @@ class SgdFields(TypedDict, total=False):
     nesterov: bool
 
 
+class SharesFields(TypedDict, total=False):
+    """Shares of the replicas in each global batch, by their measured speed."""
+
+    every: int
+
+
 class ShuffledOrderFields(TypedDict, total=False):
     """A new permutation of all samples in every epoch."""
 
@@ -587,6 +593,8 @@ class SpecFields(TypedDict, total=False):
     epoch_steps: int | None
     gradient_accumulation_steps: int
     reproducible: Literal['bits'] | ReproducibleFields | None
+    shares: Literal['by-speed'] | SharesFields | None
+    drop_outliers: float | None
     order: Literal['sequential', 'shuffled', 'balanced'] | SequentialOrderFields | ShuffledOrderFields | WeightedOrderFields | BalancedOrderFields | RepeatedOrderFields | ByLengthOrderFields | CallableOrderFields | str | Callable[..., Any] | None
     shuffle: bool
     drop_remainder: bool

@@ -55,6 +55,7 @@ from isotrain.core.spec.sections import (
     Profile,
     Reproducible,
     Scaling,
+    Shares,
     StrategyChoice,
     StrategyLike,
     Swa,
@@ -74,6 +75,7 @@ _MAX_LAYERS = 20
 """Number of layers that an error names."""
 _GHOST_BATCHES = 8
 """Default of `ghost_batches`."""
+_SHARES = ExpectedText("by-speed, {every: 20} or null")
 _LOGGERS = ExpectedText("a list of logger names, or of {name: ..., options: {...}}")
 
 
@@ -100,6 +102,10 @@ def _ema(value: Any) -> Any:
 
 def _reproducible(value: Any) -> Any:
     return {} if value == "bits" else value
+
+
+def _shares(value: Any) -> Any:
+    return {} if value == "by-speed" else value
 
 
 def _profile(value: Any) -> Any:
@@ -352,6 +358,16 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         default=None,
         description="Whether results are equal to the bit for any number of replicas: bits, or {granularity: "
         "8}, the parts of a global batch that are micro-batches; null: they are equal to rounding.",
+    )
+    shares: Annotated[Shares | None, BeforeValidator(_shares), _SHARES] = Field(
+        default=None,
+        description="How many parts of a global batch, with reproducible, each replica computes: by-speed, "
+        "or {every: 20}, the steps after which they are dealt anew; null: equally many.",
+    )
+    drop_outliers: Annotated[float, Field(strict=True, gt=1, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Norm of the gradients of a part of a global batch, with reproducible, in medians of all "
+        "parts, beyond which it is left out of the step, as is a part that is not finite; null: none is.",
     )
     order: Order | None = Field(
         default=None,

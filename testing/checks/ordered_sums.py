@@ -6,7 +6,7 @@ import numpy as np
 
 from isotrain.core.contracts.backend.group_protocols import OrderedSumsGroup
 from isotrain.core.contracts.backend.protocol_checks import require
-from isotrain.core.data.sampler import slice_bounds
+from isotrain.core.data.sampler import part_bounds
 from isotrain.core.session.training.ordered_steps import OrderedSteps
 from isotrain.testing import reference_model
 from isotrain.testing.check_context import CheckContext, assert_close, assert_same
@@ -15,10 +15,10 @@ from isotrain.testing.check_context import CheckContext, assert_close, assert_sa
 def ordered_sums(context: CheckContext) -> None:
     """Parts have the losses of their samples; gradients and loss are their sums in a tree, to the bit."""
     context.restart()
-    group, spec = context.group, context.session.spec
-    assert spec.parts is not None
-    steps = OrderedSteps(group, spec)
+    group = context.group
+    steps = OrderedSteps(group)
     batch = steps.fractions(next(iter(context.session.batches())))
+    assert batch.part_counts is not None
     gradients, loss = steps.gradients(batch)
     totals = [np.concatenate([group.numpy(x).ravel() for x in (*each, loss)]) for each in gradients]
     oracle = reference_model.Oracle.fresh()
@@ -27,7 +27,7 @@ def ordered_sums(context: CheckContext) -> None:
         for replica, slices, tensors in zip(group.local_replicas, batch.slices, sums, strict=True):
             if index < len(slices):
                 rows = group.numpy(slices[index].inputs["index"])[: slices[index].count]
-                part = f"{slice_bounds(spec.parts, group.replicas, replica)[0] + index:03}"
+                part = f"{part_bounds(batch.part_counts, replica)[0] + index:03}"
                 losses[part] = oracle.losses(rows).sum() / batch.size
                 parts[part] = np.concatenate(
                     [group.numpy(x).ravel() for x in tensors[: len(gradients[0]) + 1]]

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from helpers.in_process import script
 
-from benchmarks import batches, checkpoints, elastic_kills, kills, restarts, stall, steps
+from benchmarks import batches, checkpoints, elastic_kills, kills, restarts, shares, stall, steps
 from benchmarks.data import __main__ as loading
 from benchmarks.data import contenders as loading_contenders
 from benchmarks.peers import __main__ as program
@@ -415,6 +415,22 @@ def test_a_disturbed_elastic_run_is_equal_to_the_bit() -> None:
     assert done.steps == (600, 600)
     assert 1 <= done.disturber.made <= 2
     assert "equal (difference 0)" in done.summary(0.0)
+
+
+@pytest.mark.examples
+def test_shares_by_speed_give_the_slow_replica_fewer_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes 20 times as long for a part, by a sleep that is longer than all else of a step."""
+    asked = ["benchmarks.shares", "--rounds", "1", "--steps", "3", "--parts", "8", "--slow", "20"]
+    monkeypatch.setattr(sys, "argv", asked)
+    shares.main()
+    *_, row = capsys.readouterr().out.splitlines()
+    backend, _, _, equal, dealt, *_, bits = row.strip("| ").split(" | ")
+    assert (backend, equal, bits) == ("torch-ddp", "[4, 4]", "0")
+    fast, slow = json.loads(dealt)
+    assert fast > slow
+    assert fast + slow == 8
 
 
 @pytest.mark.examples

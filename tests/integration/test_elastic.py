@@ -10,6 +10,7 @@ import time
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 import numpy as np
@@ -43,6 +44,7 @@ from isotrain.core.launching.run_directory.run_directory import (
     last_weights_path,
 )
 from isotrain.core.launching.supervision import handover_folders
+from isotrain.core.session.training import part_shares
 from isotrain.core.session.weights.weights_file import read_weights
 
 pytestmark = pytest.mark.usefixtures("reference", "no_processes_left")
@@ -108,6 +110,41 @@ def test_the_others_go_on_as_if_nothing_was_lost(
         result.history.epochs[first_whole:], whole.history.epochs[first_whole:], strict=True
     ):
         assert found["mean_absolute_error"] == pytest.approx(undisturbed["mean_absolute_error"])
+
+
+class SlowLast:
+    """Callback that moves the clock of shares by the parts of each step: those of rank 3 take four times."""
+
+    now = 0.0
+
+    def on_start(self, session: isotrain.Session) -> None:
+        mock.patch.object(part_shares, "clock", self.seconds).start()
+
+    def seconds(self) -> float:
+        return self.now
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        self.now += len(batch.slices[0]) * (4.0 if process() == 3 else 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.failures
+def test_unequal_shares_are_dealt_among_those_who_are_left(tmp_path: Path) -> None:
+    """Weights and losses have the bits of a run from which nothing is lost, with equal shares."""
+    undisturbed, _ = run(tmp_path / "whole", elastic=None, reproducible="bits")
+    result, events = run(
+        tmp_path / "run",
+        callbacks=[SlowLast(), Kills(between={1: 8})],
+        reproducible="bits",
+        shares={"every": 2},
+    )
+    assert [list(change["members"]) for change in changes_of(events)] == [[0, 2, 3]]
+    scalars = [event for event in events if event["event"] == "scalars"]
+    dealt = [list(each.values()) for event in scalars for each in event["values"]]
+    assert dealt == [[3, 2, 2, 1], [4, 3, 1]]
+    assert result.history.loss == undisturbed.history.loss
+    for name, array in undisturbed.weights.items():
+        assert result.weights[name].tobytes() == array.tobytes(), name
 
 
 @pytest.mark.slow

@@ -389,8 +389,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             self._traced.on_replicas(replica)
 
     def part_sums(self, batch: Batch) -> Iterator[list[list[tf.Tensor]]]:
+        assert batch.part_counts is not None
         slices = max(map(len, batch.slices))
-        batch = padded(batch, -(-(self._spec.parts or 1) // self.replicas))
+        batch = padded(batch, max(batch.part_counts))
         if self._has_denominators is None:
             self._has_denominators = OWN_DENOMINATOR in self.step_notes(batch)
         totals = tf.ones(1, tf.float64)

@@ -387,11 +387,11 @@ class TorchReplicaGroup(ReplicaGroup):
         ]
 
     def part_sums(self, batch: Batch) -> Iterator[list[list[torch.Tensor]]]:
-        assert self._parts is not None
+        assert batch.part_counts is not None
         trainer = self.trainer
         trainer.begin_step()
         trainer.step.set_batch(batch)
-        rows = -(-self._parts // self.replicas)
+        rows = max(batch.part_counts)
         slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator, rows=rows)
         statistics = trainer.changing_statistics()
         counters = [each for each in trainer.frozen.values() if not each.is_floating_point()]

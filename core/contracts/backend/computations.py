@@ -28,6 +28,12 @@ def unflatten(ops: TensorFunctions, vector: Tensor, like: Sequence[Tensor]) -> l
     ]
 
 
+def squared_norm(replica: Replica, gradients: Sequence[Tensor]) -> Tensor:
+    """Squared norm of gradients of any shapes, shape `[1, 1]`; not finite if one of them is not. Local."""
+    column = replica.ops.reshape(flatten(replica.ops, gradients), (-1, 1))
+    return replica.ops.transpose(column) @ column
+
+
 def slice_weights(batch: Batch) -> list[float]:
     """Weight of each local replica: its fraction of the global batch, times the number of replicas."""
     return [sum(micro_batch.weight for micro_batch in slices) for slices in batch.slices]

@@ -363,7 +363,8 @@ class OrderedSumsGroup(Protocol):
         Collectives come before the first result only: replicas may have different numbers of micro-batches.
 
         Args:
-            batch: Micro-batches whose weights are fractions of the global batch.
+            batch: Micro-batches whose weights are fractions of the global batch; `part_counts` says how many
+                of them each replica of the run has.
 
         Yields:
             For each micro-batch in turn, for each local replica, tensors to be summed over all micro-batches

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from isotrain.core.contracts.backend.computations import flatten, unflatten
 from isotrain.core.contracts.backend.replica import Replica, Tensor
-from isotrain.core.data.sampler import slice_bounds
+from isotrain.core.data.sampler import equal_part_counts, part_bounds
 
 _SMALL = 1 << 12
 """Elements up to which vectors are all-gathered, and every replica adds all of them."""
@@ -40,34 +40,35 @@ class SumTree:
         self.subtrees.append((first, count, sums))
 
 
-def subtrees_of_replicas(parts: int, replicas: int) -> list[list[tuple[int, int]]]:
+def subtrees_of_replicas(part_counts: Sequence[int]) -> list[list[tuple[int, int]]]:
     """For each replica the first part and number of parts of the subtrees that it sums alone.
 
     Args:
-        parts: Number of parts, a power of two.
-        replicas: Number of replicas, at most as many.
+        part_counts: Number of parts of each replica, one at least; their sum is a power of two.
     """
     spans = []
-    for replica in range(replicas):
+    for replica in range(len(part_counts)):
         tree = SumTree()
-        for part in range(*slice_bounds(parts, replicas, replica)):
+        for part in range(*part_bounds(part_counts, replica)):
             tree.add(part, 1, ())
         spans.append([(first, count) for first, count, _ in tree.subtrees])
     return spans
 
 
-def sum_over_replicas(replica: Replica, *sums: Sequence[Tensor], static: int) -> list[Tensor]:
+def sum_over_replicas(
+    replica: Replica, *sums: Sequence[Tensor], static: tuple[int, ...]
+) -> list[Tensor]:
     """Computation that finishes a `SumTree` over all replicas. Collective.
 
     Args:
         replica: The replica that runs this computation.
         *sums: Sums of each subtree of this replica: tensors of any shapes and dtypes.
-        static: Number of parts.
+        static: Number of parts of each replica.
 
     Returns:
         Sums over all parts, in the shapes and dtypes of `sums[0]`, equal to the bit on all replicas.
     """
-    spans = subtrees_of_replicas(static, replica.replicas)
+    spans = subtrees_of_replicas(static)
     rows = sums[: len(spans[replica.index])]
     totals = list(rows[0])
     if replica.replicas == 1:
@@ -127,6 +128,6 @@ def _finished(rows: Tensor, spans: Sequence[Sequence[tuple[int, int]]]) -> Tenso
 
 
 def exchanged_bytes(gradient_bytes: int, parts: int, replicas: int) -> float:
-    """Bytes that each replica sends per step for sums over all parts."""
-    depth = max(map(len, subtrees_of_replicas(parts, replicas)))
+    """Bytes that each replica sends per step for sums over all parts, dealt equally."""
+    depth = max(map(len, subtrees_of_replicas(equal_part_counts(parts, replicas))))
     return (depth + 1) * (replicas - 1) / replicas * gradient_bytes

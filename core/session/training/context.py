@@ -25,6 +25,7 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.training.consensus import require_same_data
 from isotrain.core.session.training.dataloaders import DataLoaders, load_data
 from isotrain.core.session.training.named_updates import NamedUpdatesGroup
+from isotrain.core.session.training.part_shares import PartShares
 from isotrain.core.session.training.shared_streams import share_streams
 from isotrain.core.session.weights.frozen_models import spec_with_models
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
@@ -68,6 +69,7 @@ class SessionContext:
         initial_weights: Report on the initial weights that the spec names; None where it names none.
         packages: Names of the packages that take part in the run.
         compared_data: Identity of the data, which is that of all processes; None in a run of one.
+        shares: Shares of the replicas in each global batch; None where these stay as they are planned.
     """
 
     spec: TrainingSpec
@@ -79,6 +81,7 @@ class SessionContext:
     initial_weights: LoadReport | None
     packages: tuple[str, ...]
     compared_data: DataIdentity | None
+    shares: PartShares | None
 
     def versions(self) -> dict[str, str]:
         """Versions of Python and of the packages, by name."""
@@ -131,7 +134,24 @@ def build_session_context(
         initial_weights,
         adapter.packages,
         compared_data,
+        _part_shares(spec, group, loaders.data),
     )
+
+
+def _part_shares(spec: TrainingSpec, group: ReplicaGroup, data: DataSet) -> PartShares | None:
+    """Shares by speed; None without `shares`, or in a run of one replica.
+
+    Raises:
+        UnsupportedError: The training data are a stream.
+    """
+    if spec.shares is None or spec.parts is None:
+        return None
+    if isinstance(data.train, BatchStream | ShardedStream):
+        raise UnsupportedError(
+            "shares: the training data are a stream, which cannot be cut anew. Give data by position, or"
+            " leave `shares` out of the spec."
+        )
+    return PartShares(group, spec.parts, spec.shares.every) if group.replicas > 1 else None
 
 
 def _require_elastic(group: ReplicaGroup, data: DataSet) -> None:

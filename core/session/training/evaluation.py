@@ -65,7 +65,7 @@ class Evaluator:
             step = self._group.evaluation_step
             if self._spec.reproducible is not None:
                 require_equal_layers(self._group, self._spec)
-                step = OrderedSteps(self._group, self._spec).evaluation_step
+                step = OrderedSteps(self._group).evaluation_step
             with self._evaluated_weights():
                 for batch in self._loaders.evaluation(source, self._spec.parts):
                     self._reporter.enter("evaluate")  # again: timeouts.progress is for each batch

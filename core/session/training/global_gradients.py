@@ -10,10 +10,13 @@ from isotrain.core.contracts.backend.computations import average_gradients, unfl
 from isotrain.core.contracts.backend.group_protocols import FreezingGroup
 from isotrain.core.contracts.backend.replica import Replica, Tensor
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
-from isotrain.core.contracts.strategy import Strategy, require_backend_step
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.contracts.strategy import require_backend_step
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import SpecError
+from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.ordered_steps import OrderedSteps, require_equal_layers
+from isotrain.core.session.training.outlier_parts import OutlierParts
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -21,14 +24,25 @@ from isotrain.core.spec.training_spec import TrainingSpec
 class GlobalGradients:
     """Mean gradients over the global batch, and the spec's function of them."""
 
-    def __init__(self, spec: TrainingSpec, strategy: Strategy, framework: str) -> None:
-        """Resolves the function that the spec names for a framework."""
-        self._strategy = strategy
+    def __init__(
+        self, spec: TrainingSpec, session_context: SessionContext, reporter: Reporter
+    ) -> None:
+        """Resolves the function that the spec names for the framework of the run.
+
+        Args:
+            spec: Training spec of the update.
+            session_context: What the process trains with.
+            reporter: Sends events to the launcher.
+        """
+        self._session_context = session_context
+        self._strategy = session_context.strategy
+        self._reporter = reporter
         self._spec = spec
         self._ordered_steps: OrderedSteps | None = None
         self._computation: Callable[..., Any] | None = None
         self._function: Callable[..., Any] | None = None
         if spec.gradients is not None:
+            framework = session_context.plan.framework
             self._function = import_strings.resolve(spec.for_framework("gradients", framework))
 
     @property
@@ -41,7 +55,8 @@ class GlobalGradients:
         if self._spec.reproducible is not None:
             if self._ordered_steps is None:
                 require_equal_layers(group, self._spec)
-                self._ordered_steps = OrderedSteps(group, self._spec)
+                shares = self._session_context.shares
+                self._ordered_steps = OrderedSteps(group, shares, self._outlier_parts(group))
             return self._ordered_steps.gradients(batch)
         require_backend_step(self._strategy, "session.gradients")
         gradients, loss = group.gradients(batch)
@@ -51,6 +66,14 @@ class GlobalGradients:
             part = "changing-statistics" if can_freeze else "statistics"
             gradients = group.compute(average_gradients, gradients, *weights, static=part)
         return gradients, loss
+
+    def _outlier_parts(self, group: ReplicaGroup) -> OutlierParts | None:
+        """The filter of parts of the global batch; None without `drop_outliers`."""
+        times, reporter = self._spec.drop_outliers, self._reporter
+        if times is None:
+            return None
+        processes = self._session_context.plan.processes
+        return OutlierParts(group, times, processes, None if reporter.rank else reporter.warn)
 
     def apply(
         self, group: ReplicaGroup, gradients: Sequence[Sequence[Tensor]], rate: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from isotrain.core.contracts.backend.group_hooks import Trait
@@ -12,8 +13,10 @@ from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.backend.tree_sum import SumTree, sum_over_replicas
 from isotrain.core.data.batch import Batch
-from isotrain.core.data.sampler import slice_bounds
+from isotrain.core.data.sampler import part_bounds
 from isotrain.core.errors import UnsupportedError, first_of
+from isotrain.core.session.training.outlier_parts import OutlierParts
+from isotrain.core.session.training.part_shares import PartShares
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _MAX_LAYERS = 6
@@ -24,17 +27,39 @@ _SUMS = "sum statistics over replicas in no fixed order. Take these layers out o
 class OrderedSteps:
     """Gradients and evaluation steps whose bits do not depend on the number of replicas. Collective."""
 
-    def __init__(self, group: ReplicaGroup, spec: TrainingSpec) -> None:
-        """Takes the replica group of this process, and a training spec with `reproducible`."""
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        shares: PartShares | None = None,
+        outliers: OutlierParts | None = None,
+    ) -> None:
+        """Takes the replica group of this process in a run with `reproducible`.
+
+        Args:
+            group: Replica group.
+            shares: Shares that are dealt by the speeds of steps; None: equal ones.
+            outliers: Filter of the parts of steps; None: all are in.
+        """
         self._group = group
         self._ordered = require(group, OrderedSumsGroup)
-        assert spec.parts is not None
-        self._parts = spec.parts
+        self._shares = shares
+        self._outliers = outliers
         self._weights = len(group.describe_state(("trainable",)))
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Mean gradients over the global batch, and its loss, as `Session.gradients`."""
-        totals = self._total(batch, self._ordered.part_sums(self.fractions(batch)))
+        part_sums = self._ordered.part_sums(self.fractions(batch))
+        shares = self._shares
+        if self._outliers is None:
+            trees = self._trees(batch, part_sums)
+            with nullcontext() if shares is None else shares.exchanging(batch):
+                totals = self._total(batch, trees)
+        else:
+            rows = list(part_sums)
+            with nullcontext() if shares is None else shares.exchanging(batch):
+                kept, factor = self._outliers.drop(batch, rows)
+                totals = self._total(batch, self._trees(batch, kept))
+            totals = self._outliers.scaled(totals, factor)
         count = self._weights
         self._ordered.add_part_sums("train", [sums[count + 1 :] for sums in totals])
         return [sums[:count] for sums in totals], totals[0][count]
@@ -42,7 +67,7 @@ class OrderedSteps:
     def evaluation_step(self, batch: Batch) -> None:
         """Adds a batch's loss and metrics to the evaluation accumulators."""
         sums = self._ordered.evaluation_part_sums(self.fractions(batch))
-        self._ordered.add_part_sums("evaluation", self._total(batch, sums))
+        self._ordered.add_part_sums("evaluation", self._total(batch, self._trees(batch, sums)))
 
     def fractions(self, batch: Batch) -> Batch:
         """The batch with each slice's fraction of the global batch as its weight."""
@@ -52,23 +77,28 @@ class OrderedSteps:
         )
         return replace(batch, slices=slices, even=False)
 
-    def _total(
+    def _trees(
         self, batch: Batch, part_sums: Iterable[Sequence[Sequence[Tensor]]]
-    ) -> list[list[Tensor]]:
-        """Sums over all parts, for each local replica."""
+    ) -> list[SumTree]:
+        """Sums over the parts of each local replica. Local."""
+        assert batch.part_counts is not None
         replicas = self._group.local_replicas
         trees = [SumTree() for _ in replicas]
         for index, sums in enumerate(part_sums):
             for tree, replica, addends in zip(trees, replicas, sums, strict=True):
-                first, end = slice_bounds(self._parts, self._group.replicas, replica)
+                first, end = part_bounds(batch.part_counts, replica)
                 if first + index < end:
                     tree.add(first + index, 1, addends)
+        return trees
+
+    def _total(self, batch: Batch, trees: Sequence[SumTree]) -> list[list[Tensor]]:
+        """Sums over all parts, for each local replica."""
         rows = max(len(tree.subtrees) for tree in trees)
         values = [
             [tree.subtrees[min(row, len(tree.subtrees) - 1)][2] for tree in trees]
             for row in range(rows)
         ]
-        return self._group.compute(sum_over_replicas, *values, static=self._parts)
+        return self._group.compute(sum_over_replicas, *values, static=batch.part_counts)
 
 
 def require_equal_layers(group: ReplicaGroup, spec: TrainingSpec) -> None:

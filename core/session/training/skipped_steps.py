@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from isotrain.core.contracts.backend.computations import flatten
-from isotrain.core.contracts.backend.replica import Replica, Tensor
+from isotrain.core.contracts.backend.computations import squared_norm
+from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import NotANumberError
@@ -56,7 +56,7 @@ class StepSkipper:
     def _are_finite(self, gradients: Sequence[Sequence[Tensor]], loss: Tensor, step: int) -> bool:
         """Whether an update may be applied, the same on all processes; counts those that may not."""
         group, update, state = self._group, self._update, self._trainer_state
-        squares = group.compute(_squared_norm, gradients)
+        squares = group.compute(squared_norm, gradients)
         value = float(loss)
         norms = [float(group.numpy(each).item()) for each in squares]
         is_bad = not all(map(math.isfinite, [value, *norms]))
@@ -76,10 +76,3 @@ class StepSkipper:
         if self._reporter.rank == 0:
             self._reporter.warn(f"{label} is skipped (on_nan: skip): {what}.")
         return False
-
-
-def _squared_norm(replica: Replica, gradients: Sequence[Tensor]) -> Tensor:
-    """Squared norm of one replica's gradients, shape `[1, 1]`; not finite if one of them is not."""
-    vector = flatten(replica.ops, gradients)
-    column = replica.ops.reshape(vector, (-1, 1))
-    return replica.ops.transpose(column) @ column

@@ -92,6 +92,7 @@ class TrainLoop:
         self._stopwatch = stopwatch
         self._loader = loader = session_context.loaders.training()
         self._loaders = session_context.loaders
+        self._shares = session_context.shares
         self._train = session_context.loaders.data.train
         self._needs_targets = needs_targets(session_context.spec, session_context.plan.framework)
         self._plan = session_context.plan
@@ -140,11 +141,11 @@ class TrainLoop:
     def batches(self) -> Iterator[Batch]:
         """Yields batches from the next step to the end of the run; a restore moves the next step."""
         self._peeked = None  # frees its memory
-        restore_count = -1
+        reading: tuple[Any, ...] | None = None
         try:
-            while restore_count != self.trainer_state.restore_count:
-                restore_count = self.trainer_state.restore_count
-                for batch in self._checked(self._batches_until_restored()):
+            while reading != self._reading:
+                reading = self._reading
+                for batch in self._checked(self._batches_until_changed()):
                     self._step_of_data = batch.step
                     yield batch
         finally:
@@ -190,14 +191,22 @@ class TrainLoop:
             return None
         position = self.trainer_state.steps_done, self.trainer_state.restore_count
         if self._peeked is None or self._peeked[0] != position:
-            self._peeked = position, next(self._batches_until_restored(), None)
+            self._peeked = position, next(self._batches_until_changed(), None)
         return self._peeked[1]
 
-    def _batches_until_restored(self) -> Iterator[Batch]:
-        trainer_state, restore_count = self.trainer_state, self.trainer_state.restore_count
+    @property
+    def _reading(self) -> tuple[int, tuple[int, ...] | None]:
+        """Number of restores, and shares of the replicas: when these change, batches are read anew."""
+        counts = None if self._shares is None else self._shares.counts
+        return self.trainer_state.restore_count, counts
+
+    def _batches_until_changed(self) -> Iterator[Batch]:
+        """The batches from the next step on, until a restore, or until shares are dealt anew."""
+        trainer_state, reading = self.trainer_state, self._reading
         self._reporter.enter("next batch")
-        for batch in self._loader.from_step(trainer_state.steps_done, trainer_state.stream_state):
-            if trainer_state.is_stopped or restore_count != trainer_state.restore_count:
+        step, stream_state = trainer_state.steps_done, trainer_state.stream_state
+        for batch in self._loader.from_step(step, stream_state, reading[1]):
+            if trainer_state.is_stopped or reading != self._reading:
                 break
             require_same_samples(self._group, batch)
             if self._needs_targets and batch.slices[0][0].targets is None:
@@ -343,6 +352,9 @@ class TrainLoop:
             self.average.after_step(trainer_state.steps_done)
         if not continues and self._is_stop_requested():
             trainer_state.is_stopped = True
+        if self._shares is not None and self._shares.deal():
+            counts = enumerate(self._shares.counts)
+            self.step_logger.log(batch.step, {f"parts_of_replica_{r}": n for r, n in counts})
         self._profiler.after_step(batch.step)
         is_done = trainer_state.is_done
         pause = batch.is_last_of_epoch or is_done

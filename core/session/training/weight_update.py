@@ -68,7 +68,7 @@ class WeightUpdate:
                     " `on_nan: skip` or `reproducible` have computed. Leave these out, or use another"
                     " optimizer."
                 )
-        self._gradients = GlobalGradients(spec, self._strategy, plan.framework)
+        self._gradients = GlobalGradients(spec, session_context, reporter)
         self._skipper = (
             StepSkipper(name, group, trainer_state, reporter) if spec.on_nan == "skip" else None
         )

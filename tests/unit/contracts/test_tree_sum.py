@@ -17,7 +17,7 @@ from isotrain.core.contracts.backend.tree_sum import (
     subtrees_of_replicas,
     sum_over_replicas,
 )
-from isotrain.core.data.sampler import slice_bounds
+from isotrain.core.data.sampler import equal_part_counts, part_bounds
 from isotrain.testing.reference.tensor_ops import NumpyTensorOps
 
 PARTS = 8
@@ -51,24 +51,31 @@ def parts_of(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return (generator.standard_normal((PARTS, *shape)) * 1e3).astype(dtype)
 
 
-def summed(tensors: Sequence[np.ndarray], replicas: int) -> list[list[np.ndarray]]:
-    """Sums of tensors `[parts, ...]` over all parts, as each replica gets them."""
+def summed(tensors: Sequence[np.ndarray], counts: tuple[int, ...]) -> list[list[np.ndarray]]:
+    """Sums of tensors `[parts, ...]` over all parts, as each replica gets them, of which it has so many."""
+    replicas = len(counts)
     sent: list[Any] = [None] * replicas
     barrier = threading.Barrier(replicas)
 
     def run(index: int) -> list[np.ndarray]:
         tree = SumTree()
-        for part in range(*slice_bounds(PARTS, replicas, index)):
+        for part in range(*part_bounds(counts, index)):
             tree.add(part, 1, [tensor[part] for tensor in tensors])
         rows = [sums for _, _, sums in tree.subtrees]
-        return sum_over_replicas(ThreadedReplica(index, sent, barrier), *rows, static=PARTS)
+        return sum_over_replicas(ThreadedReplica(index, sent, barrier), *rows, static=counts)
 
     with ThreadPoolExecutor(replicas) as threads:
         return list(threads.map(run, range(replicas)))
 
 
-@pytest.mark.parametrize("replicas", range(1, PARTS + 1))
-def test_sums_have_the_bits_of_one_tree(replicas: int) -> None:
+@pytest.mark.parametrize(
+    "counts",
+    [
+        *(equal_part_counts(PARTS, replicas) for replicas in range(1, PARTS + 1)),
+        *((1, 7), (6, 2), (5, 2, 1), (1, 5, 1, 1)),
+    ],
+)
+def test_sums_have_the_bits_of_one_tree(counts: tuple[int, ...]) -> None:
     """Of two dtypes; of few elements, which are all-gathered, and of many, which are not."""
     tensors = [
         parts_of((3, 2), "float32"),
@@ -76,7 +83,7 @@ def test_sums_have_the_bits_of_one_tree(replicas: int) -> None:
         parts_of((67, 97), "float32"),
         parts_of((9001,), "float64"),
     ]
-    for results in summed(tensors, replicas):
+    for results in summed(tensors, counts):
         for parts, total in zip(tensors, results, strict=True):
             a, b, c, d, e, f, g, h = parts
             expected = ((a + b) + (c + d)) + ((e + f) + (g + h))
@@ -86,8 +93,9 @@ def test_sums_have_the_bits_of_one_tree(replicas: int) -> None:
 
 
 def test_a_replica_sums_the_largest_subtrees_of_its_parts() -> None:
-    assert subtrees_of_replicas(8, 2) == [[(0, 4)], [(4, 4)]]
-    assert subtrees_of_replicas(8, 3) == [[(0, 2), (2, 1)], [(3, 1), (4, 2)], [(6, 2)]]
+    assert subtrees_of_replicas((4, 4)) == [[(0, 4)], [(4, 4)]]
+    assert subtrees_of_replicas((3, 3, 2)) == [[(0, 2), (2, 1)], [(3, 1), (4, 2)], [(6, 2)]]
+    assert subtrees_of_replicas((1, 7)) == [[(0, 1)], [(1, 1), (2, 2), (4, 4)]]
 
 
 def test_all_but_three_replicas_send_what_a_ring_all_reduce_sends() -> None:

@@ -106,6 +106,27 @@ def test_resuming_gives_the_batches_of_an_uninterrupted_run(shape, start):
     assert [facts(batch) for batch in resumed] == whole[start:]
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    length=st.integers(1, 60),
+    size=st.integers(1, 20),
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    start=st.integers(0, 5),
+)
+def test_parts_are_the_same_however_they_are_dealt(length, size, counts, start):
+    parts = sum(counts)
+    alone = loader(length, global_batch_size=size, parts=parts, steps=8)
+    dealt = loader(length, global_batch_size=size, parts=parts, steps=8, replicas=len(counts))
+    batches = list(dealt.from_step(start, part_counts=tuple(counts)))
+    assert len(batches) == 8 - start
+    for mine, whole in zip(batches, alone.from_step(start), strict=True):
+        assert [len(slices) for slices in mine.slices] == list(mine.part_counts) == counts
+        assert [real(p) for slices in mine.slices for p in slices] == [
+            real(p) for p in whole.slices[0]
+        ]
+        assert whole.part_counts == (parts,)
+
+
 class SampleBySample:
     """Arrays of which the loader knows nothing: it gathers whole shares, checks and cuts them."""
 

@@ -115,6 +115,17 @@ def test_replicas_have_whole_parts(size: int, replicas: int) -> None:
     assert all(a[1] == b[0] for a, b in pairwise(bounds))
 
 
+@given(size=st.integers(0, 200), counts=st.lists(st.integers(1, 5), min_size=1, max_size=6))
+def test_replicas_have_as_many_parts_as_they_are_dealt(size: int, counts: list[int]) -> None:
+    parts, replicas = sum(counts), len(counts)
+    first = 0
+    for replica, count in enumerate(counts):
+        start, stop = sampler.slice_bounds(size, replicas, replica, counts)
+        assert start == sampler.slice_bounds(size, parts, first)[0]
+        assert stop == sampler.slice_bounds(size, parts, first + count - 1)[1]
+        first += count
+
+
 def test_fewer_samples_than_replicas_leave_the_last_ones_empty():
     assert [sampler.slice_bounds(2, 4, r) for r in range(4)] == [(0, 1), (1, 2), (2, 2), (2, 2)]
 
