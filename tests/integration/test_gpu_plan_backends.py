@@ -21,10 +21,6 @@ SHARDED = {"strategy": {"name": "sharded", "options": {"stage": 2}}}
 FULLY = {"strategy": {"name": "sharded", "options": {"stage": 3, "bucket_megabytes": 0.2}}}
 LOCAL = {"strategy": {"name": "local-sgd", "options": {"every": 3}}}
 GOSSIP = {"strategy": {"name": "gossip", "options": {"graph": "ring"}}}
-PIPELINE = {
-    "strategy": {"name": "pipeline", "options": {"stages": 2}},
-    "gradient_accumulation_steps": 4,
-}
 UPDATES = {
     "updates": {
         "first": {"weights": "*/first/*", "every": 2},
@@ -157,9 +153,14 @@ def test_replicas_of_one_process_send_what_those_of_several_do() -> None:
     assert planned("tf-mirrored", 4) == planned("tf-multiworker", 4)
 
 
-def test_the_first_stage_sends_activations() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "backends"),
+    [("1f1b", tuple(CASES)), ("pipedream", ("horovod-tf", "tf-multiworker"))],
+)
+def test_the_first_stage_sends_activations(schedule: str, backends: tuple[str, ...]) -> None:
     """Of each micro-batch, 8 of 64 samples at a replica of 2; and it gets their gradients."""
-    for backend in CASES:
-        found = planned(backend, 4, **PIPELINE)
+    strategy = {"name": "pipeline", "options": {"stages": 2, "schedule": schedule}}
+    for backend in backends:
+        found = planned(backend, 4, strategy=strategy, gradient_accumulation_steps=4)
         (transfers,) = (each for each in found if each.kind == "send")
         assert (transfers.processes, transfers.count) == (2, 4)

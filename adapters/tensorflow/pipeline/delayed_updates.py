@@ -206,11 +206,11 @@ class ContinuedStageWork(ContinuedPasses):
             return [communicator.send(each, destination) for each in sent]
 
         function: Any = self._functions.function(("send", destination), trace)
-        traced = function.get_concrete_function(tensors)  # here: threads trace nothing
         if communicator.sends_wait:
+            traced = function.get_concrete_function(tensors)  # here: threads trace nothing
             self.sends.start(destination, lambda: traced(tensors))
         else:
-            traced(tensors)
+            function(tensors)
 
     def receive(self, transfer: Transfer) -> list[tf.Tensor]:
         communicator, source = self._context.communicator, transfer.source
