@@ -37,6 +37,7 @@ from isotrain.core.rendezvous.heartbeat import HeartbeatInterval
 from isotrain.core.rendezvous.local_reporter import LocalReporter
 from isotrain.core.rendezvous.rank_zero import heartbeats
 from isotrain.core.rendezvous.remote_process import RemoteProcess
+from isotrain.core.rendezvous.state_exchange import StateExchange
 from isotrain.core.transport.channel import Channel
 from isotrain.core.transport.connection import Connection
 from isotrain.core.transport.message_auth import MacPair
@@ -122,8 +123,15 @@ def _channel(connection: socket.socket, *, is_client: bool) -> Channel:
 def _heard(channels: list[Channel]) -> tuple[float, int]:
     """Seconds of processor time, and bytes."""
     with tempfile.TemporaryDirectory() as folder:
+        exchange = StateExchange(0, dict(enumerate(channels)))
         remote = [
-            RemoteProcess(channel, ProcessInfo(rank, "far", rank, (rank,)), Path(folder))
+            RemoteProcess(
+                channel,
+                ProcessInfo(rank, "far", rank, (rank,)),
+                ("far", 0),
+                Path(folder),
+                exchange,
+            )
             for rank, channel in enumerate(channels)
         ]
         line = LocalReporter(0)

@@ -31,6 +31,9 @@ class Slurm(ClusterEnvironment):
     summary = "a task of srun, in a job of sbatch or salloc or of its own"
     nested_in = PROTOCOLS
 
+    def why_not_elastic(self, variables: Mapping[str, str]) -> str | None:
+        return None
+
     def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
         env = EnvReader(self.name, variables)
         if env.text("SLURM_STEP_NUM_TASKS") is None or env.text("SLURM_STEP_ID") in _NON_TASK_STEPS:

@@ -23,6 +23,16 @@ class Torchrun(ClusterEnvironment):
     summary = "torchrun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by another"
     nested_in = OUTER_LAUNCHERS
 
+    def why_not_elastic(self, variables: Mapping[str, str]) -> str | None:
+        if (
+            "TORCHELASTIC_RUN_ID" not in variables
+        ):  # a script's processes do not depend on each other
+            return None
+        return (
+            "torchrun ends all processes when one is lost, and starts them anew: let them go on from the last"
+            " checkpoint by --resume auto. Or start them by srun, or by the local launcher"
+        )
+
     def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
         env = EnvReader(self.name, variables)
         if not env.all_set("RANK", "WORLD_SIZE"):

@@ -127,6 +127,9 @@ class SlurmLauncher(SchedulerLauncher):
             return {}
         return {"tasks_per_node": processes // nodes}
 
+    def why_not_elastic(self) -> str | None:
+        return None
+
     def without(self, host: str) -> Mapping[str, Any]:
         nodes = len(self.allocation().host_slots) - 1
         if nodes == 0:
@@ -145,8 +148,7 @@ class SlurmLauncher(SchedulerLauncher):
             )
         size = self._size_options(allocation)
         job = [*self._options(), f"--job-name={command.name}"]
-        # If a rank fails, SLURM ends the other tasks, hanging ones included.
-        step = ("srun", *size, "--kill-on-bad-exit=1")
+        step = ("srun", *size, *_step_options(command))
         script = self._script(step, (*size, *job), command)
         commands = ((*step, *job, *command.arguments),) if self.starts else ()
         # Tasks on unreachable nodes, and all tasks of a killed srun, outlive srun.
@@ -199,6 +201,16 @@ class SlurmLauncher(SchedulerLauncher):
     def _options(self) -> list[str]:
         named = [f"--{name}={value}" for name, value in self._named_options.items() if value]
         return [*named, *self._extra_options]
+
+
+def _step_options(command: RankCommand) -> tuple[str, ...]:
+    """Options of `srun` that say what becomes of the other tasks when one fails, or its node.
+
+    SLURM ends them, hanging ones included, but those of elastic runs.
+    """
+    if json.loads(command.spec_text).get("elastic"):
+        return ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
+    return ("--kill-on-bad-exit=1",)
 
 
 def _cancel_command(name: str, job: str | None) -> tuple[str, ...]:

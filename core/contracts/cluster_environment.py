@@ -120,6 +120,17 @@ class ClusterEnvironment(ABC):
             ClusterInfoError: The variables are incomplete or invalid.
         """
 
+    def why_not_elastic(self, variables: Mapping[str, str]) -> str | None:
+        """Reason why the other processes do not go on when one is lost; None: they do.
+
+        Args:
+            variables: Environment variables of a process.
+        """
+        return (
+            f"{self.name} has started the processes, and may end all when one is lost. Start them by srun, or"
+            " by the local launcher"
+        )
+
     def secret(self, variables: Mapping[str, str]) -> str | None:
         """Secret that only the processes of one launch share; None if the launcher sets none.
 

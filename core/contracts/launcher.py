@@ -216,6 +216,13 @@ class Launcher(ABC):
         """
         return None
 
+    def why_not_elastic(self) -> str | None:
+        """Reason why the other processes of a run do not go on when one is lost; None: they do."""
+        return (
+            f"launcher {self.name!r} ends all processes when one is lost; the launchers local and slurm do"
+            " not"
+        )
+
     def without(self, host: str) -> Mapping[str, Any]:
         """Changed options for a restart that excludes a host.
 

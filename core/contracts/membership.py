@@ -22,37 +22,39 @@ class Membership:
     Attributes:
         generation: Number of the process group; the first one of a run is 0.
         members: First ranks of the members, ascending.
-        ports: A port of this machine for each member; they meet at that of the first.
+        ports: A port of each member on its host; they meet at that of the first.
         source: Member whose state all take.
+        behind: Members whose state is older, or that have none.
         done: Number of steps in that state.
         phase: How far the source has come with what follows the last step; see `Interrupted`.
         reported: Number of steps whose losses the launcher has received.
         epochs: Number of epochs whose end the launcher has received.
         scalars: Number of steps whose logged scalars the launcher has received.
-        folder: Folder of this machine by which the state is handed over.
+        folder: Folder of this machine by which the state is handed over; None: the state is sent.
     """
 
     generation: int
     members: tuple[int, ...]
     ports: tuple[int, ...]
     source: int
+    behind: tuple[int, ...]
     done: int
     phase: int
     reported: int
     epochs: int
     scalars: int
-    folder: str
+    folder: str | None
 
     def to_bytes(self) -> bytes:
         """The membership as JSON, for `from_bytes`."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, text: bytes) -> Membership:
+    def from_bytes(cls, text: bytes | str) -> Membership:
         """Membership that `to_bytes` wrote."""
         fields = json.loads(text)
-        members, ports = tuple(fields["members"]), tuple(fields["ports"])
-        return cls(**{**fields, "members": members, "ports": ports})
+        tuples = {name: tuple(fields[name]) for name in ("members", "ports", "behind")}
+        return cls(**{**fields, **tuples})
 
     def context(self, first: ProcessContext) -> ProcessContext:
         """Process context of a member in this group.
@@ -60,17 +62,33 @@ class Membership:
         Args:
             first: The process context with which it was started.
         """
+        hosts = [_host_of(member, first) for member in self.members]
         processes = tuple(
-            replace(first.local_process, rank=rank, local_rank=rank, replicas=(rank,))
-            for rank in range(len(self.members))
+            replace(
+                first.local_process,
+                rank=rank,
+                host=host,
+                local_rank=[each for each, _ in hosts[:rank]].count(host),
+                replicas=(rank,),
+            )
+            for rank, (host, _) in enumerate(hosts)
         )
         return replace(
             first,
             rank=self.members.index(first.rank),
             replicas=len(processes),
             processes=processes,
-            addresses=tuple((LOCALHOST, port) for port in self.ports),
+            addresses=tuple(
+                (address, port) for (_, address), port in zip(hosts, self.ports, strict=True)
+            ),
             device_mesh=DeviceMesh({DATA: len(processes)}),
             join_seconds=JOIN_SECONDS,
             joins=False,
         )
+
+
+def _host_of(member: int, first: ProcessContext) -> tuple[str, str]:
+    """Host of a member, and its address; processes that are started later are on this machine."""
+    if first.joins or member >= len(first.processes):
+        return LOCALHOST, LOCALHOST
+    return first.processes[member].host, first.addresses[member][0]

@@ -21,6 +21,7 @@ from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.processes.rank_process import RankProcess, terminate_all, wait_for_exit
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.elastic_members import ElasticMembers
+from isotrain.core.launching.supervision.handover_folders import HandoverFolders
 from isotrain.core.launching.supervision.join_requests import JoinRequests
 from isotrain.core.launching.supervision.newcomers import Newcomers
 from isotrain.core.launching.supervision.supervisor import Supervisor
@@ -36,6 +37,9 @@ class LocalLauncher(Launcher):
     summary = "processes on this machine"
     _started_ranks: int | None = None
     """Number of ranks that are started, from 0 on; None: all."""
+
+    def why_not_elastic(self) -> str | None:
+        return None
 
     def launch(
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
@@ -130,7 +134,7 @@ def _elastic_members(
     assert elastic is not None
     requests = JoinRequests(directory)
     newcomers = Newcomers(elastic, job.plan.replicas, pool.start, requests, on_event)
-    return ElasticMembers(elastic.min, ports, newcomers, pool.retire)
+    return ElasticMembers(elastic.min, ports, newcomers, pool.retire, HandoverFolders())
 
 
 def _stop(processes: Sequence[RankProcess]) -> Callable[[], None]:

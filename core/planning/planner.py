@@ -138,8 +138,9 @@ def _resolve(
     if spec.on_nan == "skip":
         require_backend_step(strategy, "on_nan: skip")
     _require_ordered_sums(spec, strategy, adapter, devices.kind, most)
-    _require_elastic(spec, strategy, adapter, resources, devices)
-    notes = [*devices.notes, *notes_on_updates, *_compile_notes(spec, strategy, adapter)]
+    notes_on_elastic = _elastic_notes(resolved_spec, adapter, resources, devices)
+    notes = [*devices.notes, *notes_on_updates, *notes_on_elastic]
+    notes += _compile_notes(spec, strategy, adapter)
     _require_gradient_norm(spec, strategy, count)
     notes += _average_notes(spec, strategy, count)
     notes += _per_replica_notes(spec, strategy, adapter)
@@ -215,17 +216,18 @@ def plan_of_members(
     )
 
 
-def _require_elastic(
-    spec: TrainingSpec, strategy: Strategy, adapter: Adapter, resources: Resources, devices: Devices
-) -> None:
-    """Refuses elastic runs where the other replicas cannot go on when a process is lost.
+def _elastic_notes(
+    resolved_spec: ResolvedSpec, adapter: Adapter, resources: Resources, devices: Devices
+) -> list[str]:
+    """Notes on an elastic run; refuses it where the other replicas cannot go on when a process is lost.
 
     Raises:
         PlanError: The run has fewer replicas than the smallest number, or more than the largest.
         UnsupportedError: Launcher, strategy, backend or device do not support it.
     """
+    spec, strategy = resolved_spec.spec, resolved_spec.strategy
     if spec.elastic is None:
-        return
+        return []
     if spec.elastic.min > devices.replicas:
         raise PlanError(
             f"elastic.min: expected at most the {counted(devices.replicas, 'replica')} of the run, received"
@@ -236,11 +238,9 @@ def _require_elastic(
             f"elastic.max: expected at least the {counted(devices.replicas, 'replica')} of the run, received"
             f" {spec.elastic.max}."
         )
-    reason = None
-    if resources.launcher != LOCAL:
-        reason = (
-            f"{resources.launcher} starts the processes; the local launcher alone watches members"
-        )
+    reason = _why_not_elastic(resolved_spec, resources)
+    if reason is not None:
+        pass
     elif strategy.requires != {Capability.SYNCHRONOUS_STEP}:
         reason = (
             f"under strategy {strategy.name!r} a replica has weights or state that no other has, or a step"
@@ -255,6 +255,20 @@ def _require_elastic(
         raise UnsupportedError(
             f"elastic: {reason}. Or leave it out: --max-restarts restarts from the last checkpoint."
         )
+    if resources.launcher == LOCAL:
+        return []
+    return [
+        f"elastic: {resources.launcher} starts no process anew, so one that is lost is not replaced; the run"
+        " fails if rank 0 is lost"
+    ]
+
+
+def _why_not_elastic(resolved_spec: ResolvedSpec, resources: Resources) -> str | None:
+    """Reason why what starts the processes does not let the others go on when one is lost; None: it does."""
+    if resources.options is None:
+        environment = resolved_spec.plugins.environment(resources.launcher)
+        return environment.why_not_elastic(os.environ)
+    return resolved_spec.plugins.launcher(resources.launcher, resources.options).why_not_elastic()
 
 
 def resolve_start_method(

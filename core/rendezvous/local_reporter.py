@@ -5,14 +5,19 @@ from __future__ import annotations
 import mmap
 import os
 
+from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
     Reporter,
     Status,
     accepts_requests,
+    acknowledge,
+    publish_membership,
     read_status,
     request_checkpoint,
+    request_regroup,
     request_stop,
+    void_group,
 )
 from isotrain.core.launching.run_directory.pipes import LineReader
 
@@ -49,6 +54,22 @@ class LocalReporter:
     def request_stop(self) -> None:
         """Requests that training ends early."""
         request_stop(self._page)
+
+    def acknowledge(self, first: int) -> None:
+        """Says the first step in the newest `Steps` that was received from rank 0."""
+        acknowledge(self._page, first)
+
+    def request_regroup(self) -> None:
+        """Requests that this process leaves its process group before its next step."""
+        request_regroup(self._page)
+
+    def void_group(self, generation: int) -> None:
+        """Says that the process group of a generation has lost a member."""
+        void_group(self._page, generation)
+
+    def publish_membership(self, membership: Membership) -> None:
+        """Says which process group this process is to join."""
+        publish_membership(self._page, membership.generation, membership.to_bytes())
 
     @property
     def accepts_requests(self) -> bool:

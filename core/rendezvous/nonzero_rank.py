@@ -18,6 +18,7 @@ from typing import Any
 
 from isotrain.core.contracts.events import Failed, Heartbeat
 from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
@@ -30,6 +31,7 @@ from isotrain.core.rendezvous.crash_output import (
 from isotrain.core.rendezvous.heartbeat import HeartbeatInterval, sigterm_as_exception
 from isotrain.core.rendezvous.local_reporter import LocalReporter
 from isotrain.core.rendezvous.rendezvous import RendezvousClient, remote_error
+from isotrain.core.rendezvous.state_exchange import StateExchange
 from isotrain.core.rendezvous.worker_group import WorkerGroup
 from isotrain.core.rendezvous.worker_thread import END_SECONDS, WorkerThread
 from isotrain.core.system.process import environ_set, exit_after_failure
@@ -73,6 +75,7 @@ class RankRelay:
         channel: Channel,
         reporter: LocalReporter,
         worker: WorkerThread,
+        exchange: StateExchange,
         silence: float,
         processes: int,
     ) -> None:
@@ -83,6 +86,7 @@ class RankRelay:
         self._channel = channel
         self._reporter = reporter
         self._worker = worker
+        self._exchange = exchange
         self._silence = silence
         self._rank_zero = Status(None, 0.0, "start")
         self._received_at = time.monotonic()
@@ -144,6 +148,8 @@ class RankRelay:
             if command == "leave":
                 values: list[Any] = decode_value(message["returned"], arrays)
                 return True, values
+            if command == "state":
+                self._exchange.receive(message, arrays)
             self._execute(command, message, tail)
         silent = time.monotonic() - self._received_at
         if silent > self._silence:
@@ -159,6 +165,14 @@ class RankRelay:
             self._worker.begin()
         elif command == "stacks":
             faulthandler.dump_traceback(_STDERR, all_threads=True)
+        elif command == "acknowledge":
+            self._reporter.acknowledge(message["first"])
+        elif command == "regroup":
+            self._reporter.request_regroup()
+        elif command == "void":
+            self._reporter.void_group(message["generation"])
+        elif command == "form":
+            self._reporter.publish_membership(Membership.from_bytes(message["membership"]))
         elif command == "end":  # the run goes on; a launcher would end it if a process failed
             tail.dismiss()
             os._exit(0)
@@ -199,9 +213,12 @@ def _run_rank(group: WorkerGroup, job: Job, folder: Path) -> tuple[list[Any], st
         plain, arrays = encode_value(value)
         channel.send({"returned": plain}, arrays)
 
-    worker = WorkerThread(job, group.resolved_spec, assignment.context, reporter, send_returned)
+    exchange = StateExchange(group.rank, {0: channel})
+    worker = WorkerThread(
+        job, group.resolved_spec, assignment.context, reporter, send_returned, exchange
+    )
     silence, processes = job.plan.timeouts["silence"], len(job.plan.processes)
-    relay = RankRelay(channel, reporter, worker, silence, processes)
+    relay = RankRelay(channel, reporter, worker, exchange, silence, processes)
     with contextlib.ExitStack() as stack:
         stack.callback(reporter.close)
         stack.enter_context(sigterm_as_exception())

@@ -6,17 +6,24 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from isotrain.core.contracts.events import OnEvent, with_stop
 from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.errors import RunFailedError
+from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
+from isotrain.core.launching.supervision.elastic_members import ElasticMembers
+from isotrain.core.launching.supervision.join_requests import JoinRequests
+from isotrain.core.launching.supervision.newcomers import Newcomers
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.rendezvous.crash_output import faulthandler_enabled
 from isotrain.core.rendezvous.heartbeat import HeartbeatInterval, sigterm_as_exception
 from isotrain.core.rendezvous.local_reporter import LocalReporter
 from isotrain.core.rendezvous.remote_process import LocalProcess, RemoteProcess
 from isotrain.core.rendezvous.rendezvous import RendezvousHost
+from isotrain.core.rendezvous.state_exchange import StateExchange
 from isotrain.core.rendezvous.worker_group import WorkerGroup
 from isotrain.core.rendezvous.worker_thread import END_SECONDS, WorkerThread
 from isotrain.core.system.periodic import repeated
@@ -58,32 +65,43 @@ class RankZeroLauncher:
         rendezvous.close_server()
         job = replace(job, key=rendezvous.key.derive("parameter-server run"))
         reporter, channels = LocalReporter(0), rendezvous.channels
-        context = assignment.context
-        local = LocalProcess(reporter, context.local_process, directory)
+        context, exchange = assignment.context, StateExchange(0, channels)
+        local = LocalProcess(reporter, context, directory)
         others = [
-            RemoteProcess(channels[info.rank], info, directory) for info in context.processes[1:]
+            RemoteProcess(
+                channels[info.rank], info, context.addresses[info.rank], directory, exchange
+            )
+            for info in context.processes[1:]
         ]
         returned: list[Any] = []
-        worker = WorkerThread(job, self._group.resolved_spec, context, reporter, returned.append)
+        worker = WorkerThread(
+            job, self._group.resolved_spec, context, reporter, returned.append, exchange
+        )
 
         def begin() -> None:
             worker.begin()
             for channel in channels.values():
                 channel.send({"do": "begin"})
 
-        with _run_environment(job, reporter, list(channels.values())):
+        with _run_environment(job, reporter, list(channels.values())) as cleanup:
+            listener = with_stop(on_event, reporter.request_stop)
+            members = None
+            if job.spec.elastic is not None:
+                members = _elastic_members(job, directory, context, listener, cleanup)
             supervisor = Supervisor(
                 [local, *others],
                 job.plan.timeouts,
-                with_stop(on_event, reporter.request_stop),
+                listener,
                 begin,
                 job.ignored_log_lines,
+                members=members,
             )
             worker.start()
             with _broadcasting_failure(rendezvous, supervisor, worker):
                 _supervise(supervisor)
                 worker.join()
-                remote = (each.returned for each in others if each.info.has_session)
+                finished = supervisor.finished_ranks
+                remote = (each.returned for each in others if each.info.rank in finished)
                 values = [*returned, *remote]
                 plain, arrays = encode_value(values)
                 for channel in channels.values():
@@ -95,8 +113,8 @@ class RankZeroLauncher:
 @contextlib.contextmanager
 def _run_environment(
     job: Job, reporter: LocalReporter, channels: Sequence[Channel]
-) -> Iterator[None]:
-    """Context of a run on rank 0: signal handlers, environment variables, heartbeats."""
+) -> Iterator[contextlib.ExitStack]:
+    """Context of a run on rank 0: signal handlers, environment variables, heartbeats; yields its stack."""
     with contextlib.ExitStack() as stack:
         stack.callback(reporter.close)
         enlarge_pipe(_STDOUT)  # its reader, the launcher, may be blocked by a terminal
@@ -107,7 +125,32 @@ def _run_environment(
         stack.enter_context(environ_set(job.plan.environment_variables))
         interval = HeartbeatInterval.of(len(job.plan.processes), job.plan.timeouts["silence"])
         stack.enter_context(heartbeats(reporter, channels, interval.max_seconds))
-        yield
+        yield stack
+
+
+def _elastic_members(
+    job: Job,
+    directory: Path,
+    context: ProcessContext,
+    on_event: OnEvent,
+    cleanup: contextlib.ExitStack,
+) -> ElasticMembers:
+    """The members of an elastic run, none of which can be started anew."""
+
+    def start(number: int) -> NoReturn:
+        raise RunFailedError(
+            f"{job.plan.launcher} has started its processes, and isotrain starts no others"
+        )
+
+    elastic = job.spec.elastic
+    assert elastic is not None
+    elastic = elastic.model_copy(update={"replacements": 0})
+    requests = JoinRequests(directory)
+    newcomers = Newcomers(elastic, job.plan.replicas, start, requests, on_event)
+    ports = cleanup.enter_context(contextlib.closing(Ports(context.addresses[0][0])))
+    members = ElasticMembers(elastic.min, ports, newcomers, lambda lost: None, folders=None)
+    cleanup.callback(members.close)
+    return members
 
 
 @contextlib.contextmanager

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.events import Failed, Heartbeat, read_event
-from isotrain.core.contracts.process import ProcessInfo
+from isotrain.core.contracts.membership import Membership
+from isotrain.core.contracts.process import Address, ProcessContext, ProcessInfo
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.launching.run_directory.run_directory import rank_log
 from isotrain.core.rendezvous.local_reporter import LocalReporter
+from isotrain.core.rendezvous.state_exchange import StateExchange
 from isotrain.core.system.process_activity import activity, activity_of_bytes, waits
 from isotrain.core.transport.channel import Channel
 from isotrain.core.transport.codec import decode_value
@@ -30,6 +32,7 @@ class LocalProcess:
     Attributes:
         info: Rank, host and role of this process.
         log: Log file with its output.
+        port: Port of this host that is reserved for it.
     """
 
     output: int | None = None
@@ -37,10 +40,15 @@ class LocalProcess:
     exit_code: int | None = None
     is_stopped = False
 
-    def __init__(self, reporter: LocalReporter, info: ProcessInfo, directory: Path) -> None:
-        self.info = info
-        self.log = rank_log(directory, info.rank)
+    def __init__(self, reporter: LocalReporter, context: ProcessContext, directory: Path) -> None:
+        self.info = context.local_process
+        self.log = rank_log(directory, context.rank)
         self.events = reporter.events
+        self.port = context.address[1]
+        self.acknowledge = reporter.acknowledge
+        self.request_regroup = reporter.request_regroup
+        self.void_group = reporter.void_group
+        self.publish_membership = reporter.publish_membership
         self._reporter = reporter
 
     def read_lines(self) -> list[bytes] | None:
@@ -77,6 +85,7 @@ class RemoteProcess:
     Attributes:
         info: Rank, host and role of the process.
         log: Log file on this host with the output that it has sent.
+        port: Port of its host that is reserved for it.
         returned: Return value of its job function.
     """
 
@@ -84,14 +93,23 @@ class RemoteProcess:
     exit_code: int | None = None
     is_stopped = False
 
-    def __init__(self, channel: Channel, info: ProcessInfo, directory: Path) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        info: ProcessInfo,
+        address: Address,
+        directory: Path,
+        exchange: StateExchange,
+    ) -> None:
         self.info = info
         self.log = rank_log(directory, info.rank)
+        self.port = address[1]
         self.events = channel.fileno()
         self.returned: Any = None
         self.is_gone = False
         self.status = Status(None, time.monotonic(), "start")
         self._channel = channel
+        self._exchange = exchange
         self._clock_offset = math.inf
         """Seconds by which its clock is behind this one, plus the shortest latency of a message."""
         self.log.touch()
@@ -114,6 +132,8 @@ class RemoteProcess:
                 self.returned = decode_value(message["returned"], arrays)
             else:
                 lines.append(_SIGN_OF_LIFE)
+                if "part" in message:
+                    self._exchange.receive(message, arrays)
         return lines
 
     @property
@@ -147,5 +167,22 @@ class RemoteProcess:
         self._channel.send({"do": "stacks"})
 
     def end(self) -> None:
-        """Makes the rank end at once."""
+        """Makes the rank end at once; nothing is sent to it any more."""
         self._channel.send({"do": "end"})
+        self._channel.shutdown_write()
+
+    def acknowledge(self, first: int) -> None:
+        """Tells it the first step in the newest `Steps` that rank 0 has reported."""
+        self._channel.send({"do": "acknowledge", "first": first})
+
+    def request_regroup(self) -> None:
+        """Requests that it leaves its process group before its next step."""
+        self._channel.send({"do": "regroup"})
+
+    def void_group(self, generation: int) -> None:
+        """Tells it that its process group of a generation has lost a member."""
+        self._channel.send({"do": "void", "generation": generation})
+
+    def publish_membership(self, membership: Membership) -> None:
+        """Tells it which process group it is to join."""
+        self._channel.send({"do": "form", "membership": membership.to_bytes().decode()})

@@ -14,6 +14,7 @@ from isotrain.core.contracts.reporter import AWAITING_OTHERS
 from isotrain.core.errors import EndedError
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.rendezvous.local_reporter import LocalReporter
+from isotrain.core.rendezvous.state_exchange import StateExchange
 from isotrain.core.system.process import note_framework_use, peak_memory_bytes
 from isotrain.core.worker.worker import report_failure, run_job_in_worker
 
@@ -32,6 +33,7 @@ class WorkerThread(threading.Thread):
         context: ProcessContext,
         reporter: LocalReporter,
         on_returned: Callable[[Any], None],
+        exchange: StateExchange,
     ) -> None:
         """Makes the thread; `on_returned` gets the job's return value before its end is reported."""
         super().__init__(name="isotrain-work", daemon=True)
@@ -40,6 +42,7 @@ class WorkerThread(threading.Thread):
         self._context = context
         self._reporter = reporter.reporter
         self._on_returned = on_returned
+        self._exchange = exchange
         self._may_begin = threading.Event()
         self._is_over = threading.Event()
 
@@ -51,7 +54,12 @@ class WorkerThread(threading.Thread):
         adapter = self._resolved_spec.plugins.backend(self._job.plan.backend)
         try:
             value = run_job_in_worker(
-                self._job, self._resolved_spec, self._context, reporter, self._await_others
+                self._job,
+                self._resolved_spec,
+                self._context,
+                reporter,
+                self._await_others,
+                self._exchange,
             )
             self._on_returned(value)
             reporter.emit(Finished(peak_memory_bytes=peak_memory_bytes()))

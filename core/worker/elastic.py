@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.process import ProcessContext
     from isotrain.core.contracts.reporter import Reporter
     from isotrain.core.data.dataset import DataSet
+    from isotrain.core.launching.supervision.handover_folders import HandoverFolders
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
-    from isotrain.core.session.checkpointing.handover import CarriedState
+    from isotrain.core.session.checkpointing.handover import CarriedState, StateExchange
     from isotrain.core.session.member_session import MemberSession
     from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -51,6 +52,7 @@ class ElasticRun:
         reporter: Reporter,
         blames_peer: Callable[[BaseException], bool],
         lead: Callable[[], None],
+        exchange: StateExchange | None,
     ) -> None:
         """Joins nothing yet.
 
@@ -61,6 +63,7 @@ class ElasticRun:
             reporter: Sends events to the launcher.
             blames_peer: Whether an error only says that another process is lost.
             lead: Prepares this process for the duties of rank 0, which it takes over.
+            exchange: Sends the state to members on other hosts; None: all are on this machine.
         """
         self._job = job
         self._resolved_spec = resolved_spec
@@ -69,6 +72,9 @@ class ElasticRun:
         self._reporter = reporter
         self._blames_peer = blames_peer
         self._lead = lead
+        self._exchange = exchange
+        self._folders: HandoverFolders | None = None
+        """Folders for states that other members have sent."""
         self._generation = 0
         self._is_frozen = False
         self._carried: CarriedState | None = None
@@ -81,6 +87,13 @@ class ElasticRun:
             take_first: Returns the session of the first process group, and keeps no reference to it; None in
                 a process that joins.
         """
+        try:
+            return self._run(take_first)
+        finally:
+            if self._folders is not None:
+                self._folders.close()
+
+    def _run(self, take_first: Callable[[], MemberSession] | None) -> Any:
         session: MemberSession | None = None
         membership: Membership | None = None
         if take_first is None:
@@ -178,9 +191,7 @@ class ElasticRun:
         reporter, job = self._reporter, self._job
         assert self._carried is not None
         reporter.enter("hand over the state")
-        location = self._carried.hand_over(
-            membership, self._first_context.rank, lambda: reporter.is_void(membership.generation)
-        )
+        location = self._hand_over(self._carried, membership)
         context = membership.context(self._first_context)
         reporter.rank = context.rank
         if context.rank == 0 and self._first_context.rank != 0:
@@ -199,6 +210,21 @@ class ElasticRun:
         session.take_over(location, membership)
         reporter.emit(Ready(samples=session.plan.samples))
         return session
+
+    def _hand_over(self, carried: CarriedState, membership: Membership) -> str:
+        """Hands the state over; returns its location. Collective."""
+        member = self._first_context.rank
+
+        def is_void() -> bool:
+            return self._reporter.is_void(membership.generation)
+
+        if membership.folder is not None:
+            return carried.hand_over(membership, member, is_void)
+        from isotrain.core.launching.supervision.handover_folders import HandoverFolders
+
+        assert self._exchange is not None
+        self._folders = folders = self._folders or HandoverFolders()
+        return carried.exchange(membership, member, is_void, self._exchange, folders.take)
 
     def _abandon_group(self) -> None:
         """Leaves the process group, which no native wrapper of a freed model must outlive. Local.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.backend.adapter import Adapter
     from isotrain.core.contracts.job import Job
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
+    from isotrain.core.session.checkpointing.handover import StateExchange
     from isotrain.core.worker.elastic import ElasticRun
 
 EXIT_FAILED = 1
@@ -153,6 +154,7 @@ def run_job_in_worker(
     context: ProcessContext,
     reporter: Reporter,
     on_ready: Callable[[], None] | None = None,
+    exchange: StateExchange | None = None,
 ) -> Any:
     """Runs this process's part of a job. Collective.
 
@@ -162,6 +164,7 @@ def run_job_in_worker(
         context: Rank, device mesh and run directory of this process.
         reporter: Sends events to the launcher.
         on_ready: Called when data and model are loaded, before the job's function is called.
+        exchange: Sends the state of an elastic run to other hosts; None: all processes are on this machine.
 
     Returns:
         The return value of the job's function; None in a process that has no session.
@@ -192,7 +195,7 @@ def run_job_in_worker(
                 raise ValuesNeededError(one_line(error)) from error
     forward_warnings(reporter)
     if context.joins:
-        return _elastic_run(job, resolved_spec, context, reporter).run()
+        return _elastic_run(job, resolved_spec, context, reporter, exchange).run()
     server_connection = None
     if context.role != "replica":
         server_connection = ServerConnection.of(context, job.key, job.plan.timeouts, reporter)
@@ -227,21 +230,25 @@ def run_job_in_worker(
     if resolved_spec.spec.elastic is not None:
         sessions = [session]
         del session  # freed before the next process group is joined
-        return _elastic_run(job, resolved_spec, context, reporter).run(sessions.pop)
+        return _elastic_run(job, resolved_spec, context, reporter, exchange).run(sessions.pop)
     value = job.work(session)
     session.close()
     return value
 
 
 def _elastic_run(
-    job: Job, resolved_spec: ResolvedSpec, context: ProcessContext, reporter: Reporter
+    job: Job,
+    resolved_spec: ResolvedSpec,
+    context: ProcessContext,
+    reporter: Reporter,
+    exchange: StateExchange | None,
 ) -> ElasticRun:
     from isotrain.core.worker.elastic import ElasticRun
 
     adapter = resolved_spec.plugins.backend(job.plan.backend)
     blames_peer = functools.partial(_blames_peer, adapter=adapter)
     lead = functools.partial(_end_between_steps_on_sigterm, reporter)
-    return ElasticRun(job, resolved_spec, context, reporter, blames_peer, lead)
+    return ElasticRun(job, resolved_spec, context, reporter, blames_peer, lead, exchange)
 
 
 def forward_warnings(reporter: Reporter) -> None:

@@ -1,4 +1,4 @@
-"""A run whose host is lost goes on without it, on real launchers, from its last checkpoint."""
+"""A run whose host is lost goes on without it, on real launchers, from its last checkpoint or in memory."""
 
 from __future__ import annotations
 
@@ -125,6 +125,23 @@ def driven(trial: Trial, launcher: str) -> None:
         end(process)
 
 
+def remaining(trial: Trial) -> None:
+    """Started from here, elastic: first a task is killed, then the other host is lost."""
+    chosen = [part for option in OPTIONS["slurm"] for part in ("--launcher-option", option)]
+    run = trial.command("--launcher", "slurm", *chosen, "--set", "elastic.min=1")
+    process = trial.bed.first.start(run, trial.log, trial.bed.slurm.variables)
+    changed = "members changed"
+    try:
+        wait_until(trial.has_saved, SECONDS)
+        second = trial.bed.network.hosts[1]
+        second.check(["pkill", "--oldest", "--signal", "KILL", "--full", "--", "-m isotrain run"])
+        wait_until(lambda: trial.has_told(changed), LIMIT_SECONDS, "the task is not missed")
+        trial.lose_link()
+        assert process.wait(SECONDS) == 0
+    finally:
+        end(process)
+
+
 def elastic(trial: Trial) -> None:
     """Started by an agent on each host, which start all ranks again on their own."""
     agents = [
@@ -154,6 +171,7 @@ def torchrun(bed: TwoHostCluster) -> list[str]:
 SCENARIOS: dict[str, Callable[[Trial], None]] = {
     **{name: functools.partial(driven, launcher=name) for name in OPTIONS},
     "elastic": elastic,
+    "remaining": remaining,
 }
 
 
@@ -195,4 +213,17 @@ def test_torchrun_restarts_a_run_with_all_hosts_and_with_fewer(
     killed, lost = ended.of_kind("resumed")
     assert killed["changes"] == []
     assert "replicas" in str(lost["changes"])
+    assert ended.losses == pytest.approx(expected, rel=1e-12)
+
+
+def test_ranks_under_slurm_go_on_without_a_lost_one_and_a_lost_host(
+    runs: dict[str, Future[Ended]], expected: list[float]
+) -> None:
+    ended = runs["remaining"].result()
+    assert not ended.of_kind("restarted")
+    lost = [each["lost"] for each in ended.of_kind("members changed")]
+    (killed, silent) = sorted({int(rank) for each in lost for rank in each})
+    assert (killed, silent) == (2, 3), ended.log
+    assert "is gone" in str(lost[0])
+    assert "fell silent" in str(lost[-1])
     assert ended.losses == pytest.approx(expected, rel=1e-12)

@@ -151,6 +151,11 @@ class RankProcess:
         """Requests a checkpoint, and the end of the run after it if `and_end`."""
         request_checkpoint(self._page, and_end=and_end)
 
+    @property
+    def port(self) -> int:
+        """Port of this machine that is reserved for it."""
+        return self.context.address[1]
+
     def acknowledge(self, first: int) -> None:
         """Tells it the first step in the newest `Steps` that was received from rank 0."""
         acknowledge(self._page, first)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import (
     EpochEnded,
@@ -26,6 +26,7 @@ from isotrain.core.launching.supervision.failure_diagnosis import (
     verdict,
 )
 from isotrain.core.launching.supervision.handover_folders import HandoverFolders
+from isotrain.core.launching.supervision.monitored_process import MemberProcess
 from isotrain.core.launching.supervision.newcomers import Newcomers
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class ElasticMembers:
         least: int,
         ports: Ports,
         newcomers: Newcomers,
-        retire: Callable[[RankProcess], None],
+        retire: Callable[[Any], None],
+        folders: HandoverFolders | None,
     ) -> None:
         """Begins with the group of all processes.
 
@@ -55,7 +57,8 @@ class ElasticMembers:
             least: Smallest number of members.
             ports: Ports of this machine, one of which each group meets at.
             newcomers: Starts further processes.
-            retire: Frees what an ended process holds.
+            retire: Frees what an ended process (a `MemberProcess`) holds.
+            folders: Folders by which the state is handed over; None: the members send it.
         """
         self._least = least
         self._ports = ports
@@ -81,12 +84,13 @@ class ElasticMembers:
         self._steps = 0
         self._scalars = 0
         self._epochs: list[EpochEnded] = []
-        self._folders = HandoverFolders()
+        self._folders = folders
 
     def close(self) -> None:
         """Removes the state that was handed over, and takes no newcomers any more."""
         self._newcomers.close()
-        self._folders.close()
+        if self._folders is not None:
+            self._folders.close()
 
     def note(self, rank: int, event: ProcessEvent, all_processes: Sequence[RankStatus]) -> bool:
         """Takes note of an event of a process; returns whether it is new to the run's listeners."""
@@ -188,8 +192,10 @@ class ElasticMembers:
         if self._attempts > _MOST_ATTEMPTS:
             return None  # nobody is lost, and it failed at once: a timeout ends the run
         size = furthest.state_bytes + sum(each.metrics_bytes for each in reports.values())
+        folder = None
         try:
-            folder = self._folders.take(size, writers=len(members) + len(joining))
+            if self._folders is not None:
+                folder = self._folders.take(size, writers=len(members) + len(joining))
         except RunFailedError as error:
             if not joining or len(present) < self._least:
                 raise self._failure(all_processes, str(error)) from None
@@ -207,6 +213,7 @@ class ElasticMembers:
             members=tuple(each.rank for each in members),
             ports=self._ports_of(members),
             source=source,
+            behind=tuple(each.rank for each in members if _is_behind(each, reports, furthest)),
             done=furthest.done,
             phase=furthest.phase,
             reported=self._steps,
@@ -248,6 +255,7 @@ class ElasticMembers:
         waiting = self._newcomers.waiting(all_processes)
         if self._is_asked or not waiting or not is_training:
             return
+        assert self._folders is not None  # newcomers are on this machine
         for each, event in waiting:
             fault = self._folders.shortage(event.state_bytes, writers=len(members) + len(waiting))
             if fault is not None:
@@ -262,7 +270,7 @@ class ElasticMembers:
         if self._port is not None:
             self._ports.release(self._port)
         (self._port,) = self._ports.take(1)
-        return self._port, *(_process(each).context.address[1] for each in members[1:])
+        return self._port, *(_process(each).port for each in members[1:])
 
     def _rewind_to(self, done: int) -> None:
         """Forgets what was reported of steps that are taken again."""
@@ -270,6 +278,13 @@ class ElasticMembers:
         self._epochs = [each for each in self._epochs if each.done <= done]
 
 
-def _process(watched: RankStatus) -> RankProcess:
-    """The process on this machine; elastic runs have no others."""
+def _process(watched: RankStatus) -> MemberProcess:
     return watched.process  # type: ignore[return-value]
+
+
+def _is_behind(
+    member: RankStatus, reports: Mapping[int, Interrupted], furthest: Interrupted
+) -> bool:
+    """Whether a member's state is older than the one that has come furthest, or it has none."""
+    report = reports.get(member.rank)
+    return report is None or (report.done, report.phase) < (furthest.done, furthest.phase)

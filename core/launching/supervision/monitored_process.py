@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.reporter import Status
 
@@ -61,3 +62,23 @@ class MonitoredProcess(Protocol):
 
     def end(self) -> None:
         """Kills it, and its process group if it is on this machine."""
+
+
+class MemberProcess(MonitoredProcess, Protocol):
+    """A process of an elastic run, which is told of the process groups that it is a member of."""
+
+    @property
+    def port(self) -> int:
+        """Port on its host that is reserved for it."""
+
+    def acknowledge(self, first: int) -> None:
+        """Tells it the first step in the newest `Steps` that was received from rank 0."""
+
+    def request_regroup(self) -> None:
+        """Requests that it leaves its process group before its next step: a process joins."""
+
+    def void_group(self, generation: int) -> None:
+        """Tells it that its process group of a generation has lost a member."""
+
+    def publish_membership(self, membership: Membership) -> None:
+        """Tells it which process group it is to join."""

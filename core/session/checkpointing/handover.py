@@ -1,10 +1,10 @@
-"""Handover of a session's state to the next process group of an elastic run, through a folder."""
+"""Handover of a session's state to the next process group of an elastic run, through folders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.tensor_part import Section
@@ -17,6 +17,47 @@ TENSOR_BYTES = 512
 """Limit for the description of a tensor in the files beside it, without its name."""
 _COMMIT_SECONDS = 60.0
 """Time for which the source waits for the parts of the other members, all of which are alive."""
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """Part of a member in the state with which the next process group begins.
+
+    Attributes:
+        run: Content of `run.json`, from the source; None from the others.
+        equal: State that is equal on all replicas, from the source. Empty where nobody needs it.
+        own: Metrics of the member's replica.
+    """
+
+    run: Mapping[str, Any] | None
+    equal: Mapping[str, Section]
+    own: Mapping[str, Section]
+
+    @property
+    def nbytes(self) -> int:
+        """Limit for its bytes in a folder."""
+        sections = sum(map(_stored_bytes, (*self.equal.values(), *self.own.values())))
+        return sections + (0 if self.run is None else len(json_line(self.run)))
+
+
+class StateExchange(Protocol):
+    """Exchange of what the members give, where they have no folder in common."""
+
+    def exchange(
+        self, membership: Membership, own: MemberState, is_void: Callable[[], bool]
+    ) -> Mapping[int, MemberState]:
+        """Returns the part of each member. Collective.
+
+        Members that are not behind get no equal state.
+
+        Args:
+            membership: Members of the new group.
+            own: What this process gives.
+            is_void: Whether the new group has lost a member already.
+
+        Raises:
+            PeerLostError: A member is lost.
+        """
 
 
 @dataclass(frozen=True)
@@ -73,27 +114,83 @@ class CarriedState:
         Raises:
             PeerLostError: A member is lost.
         """
-        folder = CheckpointFolder(f"{membership.folder}/{membership.generation}")
-        is_source, step = member == membership.source, membership.done
-        token = f"generation-{membership.generation}"
-        sections = dict(self.sections) if is_source else {}
-        if not membership.phase:
-            metrics = self.metrics if self.done == step else self.metrics_of_next
-            sections |= {replica_section(self.replica, 0): metrics} if metrics else {}
+        folder = _folder(str(membership.folder), membership)
+        step, token = membership.done, _token(membership)
+        given = self._given(membership, member)
+        sections = {**given.equal, **given.own}
         folder.write(step, token=token, writer=membership.members.index(member), sections=sections)
-        if is_source:
+        if given.run is not None:
             try:
                 folder.commit(
                     step,
                     token=token,
                     writers=len(membership.members),
-                    run=self.run,
+                    run=given.run,
                     timeout_s=_COMMIT_SECONDS,
                     given_up=is_void,
                 )
             except CheckpointError as error:
                 raise PeerLostError(f"the state was not handed over: {error}") from error
         return folder.location
+
+    def exchange(
+        self,
+        membership: Membership,
+        member: int,
+        is_void: Callable[[], bool],
+        exchange: StateExchange,
+        take_folder: Callable[[int, int], str],
+    ) -> str:
+        """Sends this process's part of the state, and writes all parts into a folder of its own.
+
+        A member that is as far as the source keeps the equal state that it has.
+
+        Args:
+            membership: Members of the new group.
+            member: First rank of this process.
+            is_void: Whether the new group has lost a member already.
+            exchange: Sends and receives.
+            take_folder: Makes an empty folder for so many bytes that so many processes write.
+
+        Returns:
+            Location of the state.
+
+        Raises:
+            PeerLostError: A member is lost.
+        """
+        parts = dict(exchange.exchange(membership, self._given(membership, member), is_void))
+        source = parts[membership.source]
+        if member not in membership.behind:
+            source = parts[membership.source] = replace(source, equal=self.sections)
+        size, writers = sum(each.nbytes for each in parts.values()), len(membership.members)
+        folder = _folder(take_folder(size, writers), membership)
+        step, token = membership.done, _token(membership)
+        for writer, each in enumerate(membership.members):
+            sections = {**parts[each].equal, **parts[each].own}
+            folder.write(step, token=token, writer=writer, sections=sections)
+        assert source.run is not None
+        folder.commit(step, token=token, writers=writers, run=source.run, timeout_s=0.0)
+        return folder.location
+
+    def _given(self, membership: Membership, member: int) -> MemberState:
+        is_source = member == membership.source
+        metrics: Section = {}
+        if not membership.phase:
+            is_done = self.done == membership.done
+            metrics = self.metrics if is_done else self.metrics_of_next
+        return MemberState(
+            run=self.run if is_source else None,
+            equal=self.sections if is_source else {},
+            own={replica_section(self.replica, 0): metrics} if metrics else {},
+        )
+
+
+def _folder(parent: str, membership: Membership) -> CheckpointFolder:
+    return CheckpointFolder(f"{parent}/{membership.generation}")
+
+
+def _token(membership: Membership) -> str:
+    return f"generation-{membership.generation}"
 
 
 def _stored_bytes(section: Section) -> int:

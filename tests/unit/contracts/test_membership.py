@@ -27,6 +27,7 @@ from isotrain.core.errors import IsotrainError
 
 FIELDS = {
     "source": 3,
+    "behind": (2,),
     "done": 5,
     "phase": 2,
     "reported": 4,
@@ -90,6 +91,21 @@ def test_a_process_that_joins_is_ranked_after_the_others() -> None:
     assert context.local_replicas == (2,)
     assert [port for _, port in context.addresses] == [7, 13, 15]
     assert not context.joins
+
+
+def test_members_on_other_hosts_keep_their_addresses() -> None:
+    """Rank 0 meets the others at another port of its host; local ranks count anew."""
+    hosts = ("a", "a", "b", "b", "b")
+    processes = tuple(
+        ProcessInfo(rank, host, hosts[:rank].count(host), (rank,))
+        for rank, host in enumerate(hosts)
+    )
+    addresses = tuple((f"10.0.0.{'ab'.index(host) + 1}", 10) for host in hosts)
+    first = ProcessContext(4, 5, "run", processes, addresses, device_mesh=DeviceMesh({DATA: 5}))
+    context = membership(0, 2, 4).context(first)
+    assert (context.rank, context.local_rank, context.local_world_size) == (2, 1, 2)
+    assert [process.host for process in context.processes] == ["a", "b", "b"]
+    assert context.addresses == (("10.0.0.1", 7), ("10.0.0.2", 12), ("10.0.0.2", 14))
 
 
 def test_a_request_to_regroup_ends_with_the_next_membership() -> None:

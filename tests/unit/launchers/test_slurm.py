@@ -43,6 +43,13 @@ class TestSlurm:
             "--job-name=isotrain-digits",
         ]
 
+    def test_tasks_of_an_elastic_run_outlive_each_other(self) -> None:
+        elastic = dataclasses.replace(COMMAND, spec_text='{"elastic": {"min": 2}}')
+        submission = SlurmLauncher(nodes=2).submission(elastic)
+        for command in (submission.commands[0], shlex.split(submission.files["job.sh"])):
+            assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= {*command}
+            assert "--kill-on-bad-exit=1" not in command
+
     def test_it_ends_its_job_or_its_step_of_another_job(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

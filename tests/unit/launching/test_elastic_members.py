@@ -52,7 +52,8 @@ class Process:
         self.memberships: list[Membership] = []
         self.received: int | None = None
         self.asked = 0
-        self.context = ProcessContext(rank, 4, "run", (self.info,), (("127.0.0.1", 50 + rank),))
+        self.context = ProcessContext(rank, 4, "run", (self.info,), ())
+        self.port = 50 + rank
 
     @property
     def is_gone(self) -> bool:
@@ -115,7 +116,8 @@ class Run:
         fields = {"min": 1, "replacements": 0} | elastic
         requests: Any = SimpleNamespace(accept=self.accept, close=lambda: None)
         newcomers = Newcomers(Elastic(**fields), 4, self.start, requests, self.say)
-        self.members = ElasticMembers(fields["min"], self.ports, newcomers, self.retire)
+        folders = handover_folders.HandoverFolders()
+        self.members = ElasticMembers(fields["min"], self.ports, newcomers, self.retire, folders)
         self.processes: list[Any] = []
         self.all: list[RankStatus] = []
         for rank in range(4):
@@ -200,6 +202,7 @@ def test_the_others_regroup_once_all_of_them_wait(run: Run) -> None:
     (membership,) = run.processes[0].memberships
     assert membership.ports == (100, 51, 53)
     assert (membership.source, membership.phase, membership.reported) == (1, 1, 4)
+    assert membership.behind == (0, 3)  # 3 has not done what follows the last step
     assert [process.received for process in run.processes] == [0, 0, None, 0]
     assert membership.scalars == 3
     assert run.processes[3].memberships == [membership]

@@ -23,7 +23,7 @@ def carried(replica: int, done: int) -> CarriedState:
 @pytest.mark.parametrize("phase", [0, 1])
 def test_who_is_a_step_behind_gives_the_metrics_with_that_step(tmp_path: Path, phase: int) -> None:
     """Rank 3 has done step 5; in rank 1 it was broken off after its samples were counted."""
-    membership = Membership(1, (1, 3, 4), (0, 0, 0), 3, 5, phase, 4, 0, 0, str(tmp_path))
+    membership = Membership(1, (1, 3, 4), (0, 0, 0), 3, (1, 4), 5, phase, 4, 0, 0, str(tmp_path))
     CarriedState.none().hand_over(membership, 4, lambda: False)  # joins
     for member, done in ((1, 4), (3, 5)):
         location = carried(member, done).hand_over(membership, member, lambda: False)
@@ -43,7 +43,7 @@ def test_the_size_is_that_of_the_files(tmp_path: Path) -> None:
     sums = {"metrics/loss": TensorPart(np.full(2, 1.0))}
     notes = {"losses": [0.25] * 10_000}
     state = CarriedState(0, 5, 0, notes, {"state": weights}, sums, {})
-    membership = Membership(1, (0,), (0,), 0, 5, 0, 4, 0, 0, str(tmp_path))
+    membership = Membership(1, (0,), (0,), 0, (), 5, 0, 4, 0, 0, str(tmp_path))
     state.hand_over(membership, 0, lambda: False)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     told = state.nbytes + state.metrics_nbytes

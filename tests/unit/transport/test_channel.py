@@ -33,6 +33,7 @@ from isotrain.core.launching.supervision.failure_diagnosis import RankStatus, su
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.rendezvous.local_reporter import LocalReporter
 from isotrain.core.rendezvous.remote_process import RemoteProcess
+from isotrain.core.rendezvous.state_exchange import StateExchange
 from isotrain.core.transport import connection as connection_module
 from isotrain.core.transport.channel import Channel
 from isotrain.core.transport.connection import Connection
@@ -49,6 +50,13 @@ def ends() -> Iterator[Ends]:
         calling = socket.create_connection(server.getsockname())
         with server.accept()[0] as one, calling as other:
             yield one, other
+
+
+def remote_process(ends: Ends, folder: Path) -> RemoteProcess:
+    """Rank 1 as rank 0 monitors it, over one of the ends."""
+    channel = Channel(Connection(ends[0]))
+    exchange = StateExchange(0, {1: channel})
+    return RemoteProcess(channel, process_info(1), ("127.0.0.1", 1), folder, exchange)
 
 
 def test_a_half_message_is_not_completed_by_another(ends: Ends) -> None:
@@ -154,7 +162,7 @@ def test_modified_messages_are_rejected(ends: Ends) -> None:
 
 
 def test_parts_of_a_long_message_count_as_activity(ends: Ends, tmp_path: Path) -> None:
-    process = RemoteProcess(Channel(Connection(ends[0])), process_info(1), tmp_path)
+    process = remote_process(ends, tmp_path)
     ends[1].sendall((1 << 20).to_bytes(8, "big") + b" " * 100_000)
     before, deadline = process.activity, time.monotonic() + LONG
     while process.activity < before + 0.1 and time.monotonic() < deadline:
@@ -164,7 +172,7 @@ def test_parts_of_a_long_message_count_as_activity(ends: Ends, tmp_path: Path) -
 
 def test_times_of_failures_are_by_the_clock_of_rank_0(ends: Ends, tmp_path: Path) -> None:
     """Clocks of hosts differ, and the first failure is most likely the cause."""
-    process = RemoteProcess(Channel(Connection(ends[0])), process_info(1), tmp_path)
+    process = remote_process(ends, tmp_path)
     now, ahead = time.time(), 1000.0
     Channel(Connection(ends[1])).send(told(failed(1, now + ahead), now + ahead))
     (line,) = read_from(process)
@@ -214,7 +222,7 @@ def test_a_lost_worker_on_another_host_is_reported(ends: Ends, tmp_path: Path) -
         is_stopped=False,
         activity=0.0,
     )
-    worker = RemoteProcess(Channel(Connection(ends[0])), process_info(1), tmp_path)
+    worker = remote_process(ends, tmp_path)
     timeouts = {"silence": LONG, "start": LONG, "progress": LONG}
     supervisor = Supervisor([first, worker], timeouts, events.append)
     ends[1].close()
