@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from isotrain.core.launching.processes.rank_process import RankProcess
 
 _MOST_ATTEMPTS = 3
+_HEAD_START_SECONDS = 3.0
+"""Time for which no process is started after a loss, unless the others have taken a step before.
+
+A process that starts takes cores that the others need to go on.
+"""
 
 
 class ElasticMembers:
@@ -50,6 +55,7 @@ class ElasticMembers:
         newcomers: Newcomers,
         retire: Callable[[Any], None],
         folders: HandoverFolders | None,
+        head_start: float = _HEAD_START_SECONDS,
     ) -> None:
         """Begins with the group of all processes.
 
@@ -59,6 +65,7 @@ class ElasticMembers:
             newcomers: Starts further processes.
             retire: Frees what an ended process (a `MemberProcess`) holds.
             folders: Folders by which the state is handed over; None: the members send it.
+            head_start: Seconds for which no process is started after a loss, while enough are left to go on.
         """
         self._least = least
         self._ports = ports
@@ -85,6 +92,9 @@ class ElasticMembers:
         self._scalars = 0
         self._epochs: list[EpochEnded] = []
         self._folders = folders
+        self._head_start = head_start
+        self._starts_after = 0.0
+        """Time from which processes may be started, if enough are left to go on."""
 
     def close(self) -> None:
         """Removes the state that was handed over, and takes no newcomers any more."""
@@ -104,6 +114,8 @@ class ElasticMembers:
             self._newcomers.note_ready(rank, event)
         elif isinstance(event, Steps):
             self._steps = max(self._steps, event.first + len(event.losses))
+            if not self._is_void and not self._forming:
+                self._starts_after = 0.0
             for each in all_processes:
                 if not each.left:
                     _process(each).acknowledge(event.first)
@@ -143,13 +155,17 @@ class ElasticMembers:
             each.left = True
             self._interrupted.pop(each.rank, None)
         self._make_void(left)
+        self._starts_after = time.monotonic() + self._head_start
         return True
 
     def recruit(self, all_processes: Sequence[RankStatus]) -> list[RankProcess]:
         """Starts the processes that are to join the run; returns them."""
         members = [each for each in all_processes if not each.left and not each.joins]
         self._has_begun = self._has_begun or all(each.ready for each in members)
-        return self._newcomers.recruit(all_processes) if self._has_begun else []
+        go_on_first = len(members) >= self._least and time.monotonic() < self._starts_after
+        if not self._has_begun or go_on_first:
+            return []
+        return self._newcomers.recruit(all_processes)
 
     def retire(self, lost: RankStatus) -> None:
         """Frees what a lost process holds, once it has ended and all that it has sent is read."""

@@ -107,7 +107,7 @@ class Asks:
 class Run:
     """Four processes that train, and their members."""
 
-    def __init__(self, **elastic: Any) -> None:
+    def __init__(self, head_start: float = 0.0, **elastic: Any) -> None:
         self.ports = PortsOf()
         self.requests: list[Asks] = []
         self.notes: list[str] = []
@@ -117,7 +117,9 @@ class Run:
         requests: Any = SimpleNamespace(accept=self.accept, close=lambda: None)
         newcomers = Newcomers(Elastic(**fields), 4, self.start, requests, self.say)
         folders = handover_folders.HandoverFolders()
-        self.members = ElasticMembers(fields["min"], self.ports, newcomers, self.retire, folders)
+        self.members = ElasticMembers(
+            fields["min"], self.ports, newcomers, self.retire, folders, head_start
+        )
         self.processes: list[Any] = []
         self.all: list[RankStatus] = []
         for rank in range(4):
@@ -352,6 +354,26 @@ def test_a_lost_process_is_replaced_by_one_that_joins_before_a_step() -> None:
     assert note.startswith("2 processes were started in place of lost ones, which is the limit")
     assert run.lose(0)
     assert run.recruit() == []
+
+
+@pytest.mark.parametrize("least", [1, 4])
+def test_the_others_take_a_step_before_a_process_starts(least: int) -> None:
+    """Unless they cannot: it would take their cores."""
+    run = Run(head_start=1000.0, min=least, replacements=2)
+    run.lose(1)
+    assert run.recruit() == ([4] if least == 4 else [])
+    if least == 4:
+        return
+    run.note(0, Steps(first=0, losses=[0.5] * 5, learning_rates=[1.0] * 5))  # sent before the loss
+    for rank in (0, 2, 3):
+        run.interrupted(rank, 5)
+    assert run.regroup() is not None
+    for rank in (0, 2, 3):
+        assert run.recruit() == []
+        run.note(rank, Ready(samples=56))
+    assert run.recruit() == []
+    run.note(0, Steps(first=5, losses=[0.5], learning_rates=[1.0]))
+    assert run.recruit() == [4]
 
 
 def test_a_newcomer_joins_with_the_loss_of_another_and_is_no_source() -> None:
