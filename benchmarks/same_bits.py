@@ -2,16 +2,19 @@
 
     python benchmarks/same_bits.py --backend torch-ddp --replicas 1,2,3,4,8 --steps 200
     python benchmarks/same_bits.py --backend torch-ddp --replicas 1,2 --steps 200 --cost 7
+    python benchmarks/same_bits.py --backend torch-ddp --replicas 2,3,4 --exchange 15 --megabytes 20
 
 A row for each model: the bits of losses, metrics, weights and optimizer state that differ in pairs of runs.
 Or, with `--cost ROUNDS`, the processor time of a step on all replicas, with `reproducible: bits` and with as
 many micro-batches by `gradient_accumulation_steps`, both with random layers by sample: medians of interleaved
-runs.
+runs. Or, with `--exchange ROUNDS`, the duration of a sum in the order of the parts, and of the backend's
+all-reduce of as many elements: medians, by turns in the same processes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import time
 from typing import Any
@@ -19,6 +22,9 @@ from typing import Any
 import numpy as np
 
 import isotrain
+from isotrain.core.contracts.backend.replica import Replica
+from isotrain.core.contracts.backend.tree_sum import subtrees_of_replicas, sum_over_replicas
+from isotrain.core.data.sampler import equal_part_counts
 
 MODELS = ("mlp", "cnn", "transformer", "lstm")
 PARTS = 8
@@ -131,6 +137,55 @@ def print_costs(chosen: argparse.Namespace) -> None:
             print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
+def all_reduce(replica: Replica, *vectors: Any) -> Any:
+    """The backend's all-reduce of the first of some vectors. Collective."""
+    return replica.all_reduce(vectors[0])
+
+
+def exchange_times(session: isotrain.Session, rounds: int, megabytes: float) -> list[list[float]]:
+    """Milliseconds of a sum in the order of the parts, and of an all-reduce, of each round."""
+    group = session.group
+    draw = np.random.default_rng(session.rank)
+    size = int(megabytes * 250_000)
+    parts = equal_part_counts(PARTS, group.replicas)
+    count = max(map(len, subtrees_of_replicas(parts)))
+    vectors = [
+        [group.tensor(draw.standard_normal(size, dtype=np.float32)) for _ in group.local_replicas]
+        for _ in range(count)
+    ]
+    sums = [[[each] for each in row] for row in vectors]
+    ways = (
+        lambda: group.compute(sum_over_replicas, *sums, static=parts),
+        lambda: group.compute(all_reduce, *vectors),
+    )
+    times: list[list[float]] = []
+    for _ in range(rounds + 1):
+        times.append([])
+        for way in ways:
+            session.barrier()
+            start = time.perf_counter()
+            way()
+            session.barrier()
+            times[-1].append((time.perf_counter() - start) * 1e3)
+    return times[1:]
+
+
+def print_exchanges(chosen: argparse.Namespace) -> None:
+    """Prints the duration of an exchange in the order of the parts, and of an all-reduce."""
+    print(
+        "| backend | replicas | MB | in order, ms | all-reduce, ms | ratio | smallest and largest |"
+    )
+    print("|---|---|---|---|---|---|---|", flush=True)
+    work = functools.partial(exchange_times, rounds=chosen.exchange, megabytes=chosen.megabytes)
+    for replicas in map(int, chosen.replicas.split(",")):
+        rounds = launched(work, spec("mlp", 1), chosen.backend, replicas)[0]
+        ordered, all_reduced = np.median(rounds, axis=0)
+        ratios = sorted(one / other for one, other in rounds)
+        cells = [chosen.backend, replicas, chosen.megabytes]
+        cells += [f"{ordered:.1f}", f"{all_reduced:.1f}", f"{np.median(ratios):.2f}"]
+        print("|", " | ".join(map(str, cells)), f"| {ratios[0]:.2f} {ratios[-1]:.2f} |", flush=True)
+
+
 def launched(work: Any, fields: dict[str, Any], backend: str, replicas: int) -> list[Any]:
     """Return values of the work on each rank."""
     quiet: dict[str, Any] = {"on_event": lambda event: None}
@@ -145,7 +200,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--cost", type=int, metavar="ROUNDS", help="measure time, not bits")
+    parser.add_argument("--exchange", type=int, metavar="ROUNDS", help="measure the exchange")
+    parser.add_argument("--megabytes", type=float, default=20, help="size of what is exchanged")
     chosen = parser.parse_args()
+    if chosen.exchange:
+        print_exchanges(chosen)
+        return
     if chosen.cost:
         print_costs(chosen)
         return

@@ -124,7 +124,8 @@ def _exchanged_bytes(
     spec = resolved_spec.spec
     if spec.parts is not None:
         nbytes = plan.gradient_bytes or 0
-        sent = tree_sum.exchanged_bytes(nbytes, spec.parts, plan.replicas)
+        elements = sum(map(math.prod, plan.weight_shapes or ()))
+        sent = tree_sum.exchanged_bytes(nbytes, elements, spec.parts, plan.replicas)
         sent += resolved_spec.strategy.update_bytes(nbytes, plan.replicas)
     elif plan.replicas > 1 or plan.device_mesh.stage_processes:
         strategy_bytes = resolved_spec.strategy.exchanged_bytes(

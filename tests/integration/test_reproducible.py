@@ -71,6 +71,13 @@ def trained_in_another_order(session: isotrain.Session, name: str) -> dict[str, 
         return trained(session)
 
 
+def trained_by_transfers(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
+    """As `trained`, with gradients that count as large."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_sum, "LARGE", 1 << 12)
+        return trained(session)
+
+
 def differing(results: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> list[str]:
     """Names of what differs in a bit."""
     assert results.keys() == others.keys()
@@ -230,6 +237,19 @@ def test_torch_has_the_same_bits(
     cases: dict[str, Any], backend: str, counts: tuple[int, ...]
 ) -> None:
     _require_same_bits(cases, backend, counts)
+
+
+@pytest.mark.slow
+@pytest.mark.features
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", "horovod-torch", "tf-mirrored", "tf-multiworker", "horovod-tf"]
+)
+def test_large_vectors_have_the_same_bits_on_three_replicas(backend: str) -> None:
+    """3 replicas send these in another order; here vectors count as large from a few thousand elements on."""
+    cases = {"mlp": CASES["mlp"] | {"epochs": 1}}
+    (one,) = launched_in_turn(cases, trained, backend, 1)
+    three = launched_in_turn(cases, trained_by_transfers, backend, 3)
+    assert not differing(one["mlp"], three[0]["mlp"])
 
 
 def trained_by_keras_operations(session: isotrain.Session, name: str) -> int:
