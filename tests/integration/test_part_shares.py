@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,39 @@ def test_a_slow_replica_changes_no_bit(backend: str) -> None:
     """With batch normalization, dropout by sample, masks, and losses divided by their number of words."""
     cases = {"everything": EVERYTHING, "tagger": CASES["tagger"]}
     require_same_bits({n: case | {"epochs": 4} for n, case in cases.items()}, backend)
+
+
+def trained_ahead(session: isotrain.Session, name: str) -> dict[str, Any]:
+    """As `trained`, in a loop that has the next two batches already when it takes a step."""
+    now, losses, steps, counts = 0.0, [], [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_shares, "clock", lambda: now)
+        batches = session.batches()
+        ahead = list(itertools.islice(batches, 2))
+        while ahead:
+            ahead += itertools.islice(batches, 1)
+            batch = ahead.pop(0)
+            now += SECONDS[session.rank] * max(map(len, batch.slices))
+            losses.append(float(session.step(batch)))
+            steps.append(batch.step)
+            counts.append(batch.part_counts)
+    numbers = {"losses": np.array(losses), **session.read_state()}
+    return {"steps": steps, "counts": counts, "numbers": numbers}
+
+
+@pytest.mark.usefixtures("reference")
+def test_a_loop_that_reads_ahead_takes_each_step_once() -> None:
+    """The batches that it has when shares are dealt anew are still cut as before."""
+    case = spec(reproducible="bits", epochs=4)
+    cases = {"equal": case, "by speed": case | SHARES}
+    for equal, by_speed in [
+        (rank["equal"], rank["by speed"])
+        for rank in launched_in_turn(cases, trained_ahead, "reference", 3)
+    ]:
+        require_same_numbers(by_speed, equal)
+        assert by_speed["steps"] == equal["steps"] == list(range(len(equal["steps"])))
+        assert by_speed["counts"][:5] == [[3, 3, 2]] * 5
+        assert by_speed["counts"][5:] == [DEALT] * (len(equal["steps"]) - 5)
 
 
 def faulty() -> tuple[np.ndarray, np.ndarray]:

@@ -139,14 +139,21 @@ class TrainLoop:
         return self._requested_update(update, "learning_rate").known_rate(step, group)
 
     def batches(self) -> Iterator[Batch]:
-        """Yields batches from the next step to the end of the run; a restore moves the next step."""
+        """Yields batches from the next step to the end of the run; a restore moves the next step.
+
+        Shares that are dealt anew do not: a loop that reads ahead has batches of later steps already.
+        """
         self._peeked = None  # frees its memory
-        reading: tuple[Any, ...] | None = None
+        reading: tuple[int, tuple[int, ...] | None] | None = None
+        step = 0
         try:
             while reading != self._reading:
+                if reading is None or reading[0] != self._reading[0]:
+                    step = self.trainer_state.steps_done
                 reading = self._reading
-                for batch in self._checked(self._batches_until_changed()):
+                for batch in self._checked(self._batches_until_changed(step)):
                     self._step_of_data = batch.step
+                    step = batch.step + 1
                     yield batch
         finally:
             self._step_of_data = None
@@ -191,7 +198,7 @@ class TrainLoop:
             return None
         position = self.trainer_state.steps_done, self.trainer_state.restore_count
         if self._peeked is None or self._peeked[0] != position:
-            self._peeked = position, next(self._batches_until_changed(), None)
+            self._peeked = position, next(self._batches_until_changed(position[0]), None)
         return self._peeked[1]
 
     @property
@@ -200,12 +207,15 @@ class TrainLoop:
         counts = None if self._shares is None else self._shares.counts
         return self.trainer_state.restore_count, counts
 
-    def _batches_until_changed(self) -> Iterator[Batch]:
-        """The batches from the next step on, until a restore, or until shares are dealt anew."""
+    def _batches_until_changed(self, step: int) -> Iterator[Batch]:
+        """The batches from a step on, until a restore, or until shares are dealt anew.
+
+        Args:
+            step: The next step; a later one only of data by position, as streams go on from their state.
+        """
         trainer_state, reading = self.trainer_state, self._reading
         self._reporter.enter("next batch")
-        step, stream_state = trainer_state.steps_done, trainer_state.stream_state
-        for batch in self._loader.from_step(step, stream_state, reading[1]):
+        for batch in self._loader.from_step(step, trainer_state.stream_state, reading[1]):
             if trainer_state.is_stopped or reading != self._reading:
                 break
             require_same_samples(self._group, batch)
