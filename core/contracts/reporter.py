@@ -340,9 +340,15 @@ class Reporter:
         return int(_GENERATIONS.unpack(self._page[_MEMBERSHIP:begin])[1]) > generation
 
     def wait_for_membership(self, generation: int) -> bytes:
-        """Blocks until the launcher has published a later process group; returns its `Membership` as text."""
+        """Blocks until the launcher has published a later process group; returns its `Membership` as text.
+
+        Raises:
+            EndedError: This process was requested to end.
+        """
         begin = _MEMBERSHIP + _GENERATIONS.size
         while True:
+            if self._end_requested:
+                self.enter(self.call)
             published, _, size = _GENERATIONS.unpack(self._page[_MEMBERSHIP:begin])
             if published > generation:
                 self._page[_REGROUP] = 0

@@ -236,6 +236,7 @@ def _run_rank(group: WorkerGroup, job: Job, folder: Path) -> tuple[list[Any], st
             exit_after_failure(worker)
             rendezvous.close()
             raise
+        worker.end(END_SECONDS)  # it may wait for members that have finished
         rendezvous.close()
     return values, str(assignment.directory)
 

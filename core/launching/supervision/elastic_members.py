@@ -180,10 +180,12 @@ class ElasticMembers:
     def regroup(self, all_processes: Sequence[RankStatus]) -> MembersChanged | None:
         """Publishes the next process group once all that are left wait for it; returns its event.
 
-        A process that has finished is no member of it.
+        A process that has finished is no member of it. Where the members send their state through rank 0 and
+        it has finished, no group is formed: the run ends with what rank 0 has done.
 
         Raises:
-            RunFailedError: Their state fits nowhere, or newcomers that are needed have failed.
+            RunFailedError: Their state fits nowhere, newcomers that are needed have failed, or rank 0 has
+                finished before the others have taken all steps.
         """
         present = [each for each in all_processes if not each.left and not each.joins]
         members = [each for each in present if not each.finished]
@@ -194,6 +196,8 @@ class ElasticMembers:
         self._make_void(members)
         if any(each.rank not in self._interrupted for each in members):
             return None
+        if self._folders is None and members and all_processes[0].finished:
+            return self._end_with_rank_zero(members, all_processes)
         joining = [each for each, _ in self._newcomers.waiting(all_processes)]
         if len(present) + len(joining) < self._least:
             if len(present) + self._newcomers.hope(all_processes) < self._least:
@@ -249,6 +253,34 @@ class ElasticMembers:
             joined=tuple(each.rank for each in joining),
             done=furthest.done,
             members=membership.members,
+        )
+
+    def _end_with_rank_zero(
+        self, members: Sequence[RankStatus], all_processes: Sequence[RankStatus]
+    ) -> MembersChanged:
+        """Waits no more for members that have taken all steps, as rank 0 has, which has finished.
+
+        Raises:
+            RunFailedError: They have not, and get the state from nobody.
+        """
+        done = min(self._interrupted[each.rank].done for each in members)
+        if done < self._steps:
+            raise self._failure(
+                all_processes,
+                f"rank 0, through which the state is sent, has finished after step {self._steps}, and"
+                f" others only have the state after step {done}",
+            )
+        present = [each.rank for each in all_processes if not each.left and not each.joins]
+        for each in members:
+            each.left = True
+        self._interrupted = {}
+        lost, self._lost = self._lost, {}
+        return MembersChanged(
+            time=time.time(),
+            generation=self._generation,
+            lost=lost,
+            done=done,
+            members=present,
         )
 
     def _failure(self, all_processes: Sequence[RankStatus], reason: str) -> RunFailedError:

@@ -23,7 +23,7 @@ from isotrain.core.contracts.reporter import (
     request_regroup,
     void_group,
 )
-from isotrain.core.errors import IsotrainError
+from isotrain.core.errors import EndedError, IsotrainError
 
 FIELDS = {
     "source": 3,
@@ -67,6 +67,13 @@ def test_a_membership_survives_the_page_beside_the_status() -> None:
     assert read_status(page)[::2] == (4, "step")
     with pytest.raises(IsotrainError, match="too many processes"):
         publish_membership(page, 3, membership(*range(2000)).to_bytes())
+
+
+def test_a_process_that_is_to_end_waits_for_no_members() -> None:
+    reporter = Reporter()
+    reporter.end_soon()
+    with pytest.raises(EndedError, match="requested to end"):
+        reporter.wait_for_membership(0)
 
 
 def test_members_are_ranked_anew() -> None:

@@ -107,7 +107,9 @@ class Asks:
 class Run:
     """Four processes that train, and their members."""
 
-    def __init__(self, head_start: float = 0.0, **elastic: Any) -> None:
+    def __init__(
+        self, head_start: float = 0.0, *, on_several_hosts: bool = False, **elastic: Any
+    ) -> None:
         self.ports = PortsOf()
         self.requests: list[Asks] = []
         self.notes: list[str] = []
@@ -116,7 +118,7 @@ class Run:
         fields = {"min": 1, "replacements": 0} | elastic
         requests: Any = SimpleNamespace(accept=self.accept, close=lambda: None)
         newcomers = Newcomers(Elastic(**fields), 4, self.start, requests, self.say)
-        folders = handover_folders.HandoverFolders()
+        folders = None if on_several_hosts else handover_folders.HandoverFolders()
         self.members = ElasticMembers(
             fields["min"], self.ports, newcomers, self.retire, folders, head_start
         )
@@ -249,6 +251,29 @@ def test_a_process_that_has_finished_is_no_member_and_counts_as_there() -> None:
     change = run.regroup()
     assert change is not None
     assert change.members == (1, 3)
+    run.members.close()
+
+
+@pytest.mark.parametrize("done", [6, 5])
+def test_no_group_is_formed_on_several_hosts_once_rank_0_has_finished(done: int) -> None:
+    """A member is lost after the last step; nobody is there to send the state through."""
+    run = Run(on_several_hosts=True)
+    run.note(0, Steps(first=0, losses=[0.5] * 6, learning_rates=[1.0] * 6))
+    run.all[0].finished = True
+    assert run.lose(2)
+    run.interrupted(1, 6)
+    assert run.regroup() is None
+    run.interrupted(3, done)
+    if done < 6:
+        with pytest.raises(RunFailedError, match=r"(?s)rank 2 .*rank 0, .*after step 6.*step 5"):
+            run.regroup()
+        return
+    change = run.regroup()
+    assert change is not None
+    assert (list(change.lost), change.done, list(change.members)) == (["2"], 6, [0, 1, 3])
+    assert [process.memberships for process in run.processes] == [[]] * 4
+    assert not any(each.is_awaited for each in run.all)
+    assert run.regroup() is None
     run.members.close()
 
 
