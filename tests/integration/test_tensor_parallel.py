@@ -277,6 +277,16 @@ def test_layers_that_others_see_stay_whole_and_ids_count_from_the_end(
     assert_equal(trained(backend, 1, tmp_path, **fields, **CUT), expected)
 
 
+@pytest.mark.features
+@pytest.mark.parametrize("backend", EACH_FRAMEWORK)
+@pytest.mark.parametrize("of_pair", ["up/kernel", "down/bias"])
+def test_partly_frozen_layers_stay_whole(tmp_path: Path, backend: str, of_pair: str) -> None:
+    """Of the pair and of the attention one weight is frozen each; the embedding is cut."""
+    fields = {**SILU, "initial_weights": {"freeze": [of_pair, "attention/query/bias"]}}
+    expected = trained("torch-ddp", 1, tmp_path, "one", **fields)
+    assert_equal(trained(backend, 1, tmp_path, **fields, **CUT), expected)
+
+
 def ids_past_the_end() -> tuple[np.ndarray, np.ndarray]:
     return tokens()[0] + 1, tokens()[1]
 

@@ -23,12 +23,14 @@ def cut(degree: int = 2, **options: Any) -> dict[str, Any]:
     return {"strategy": {"name": "tensor", "options": {"degree": degree, **options}}}
 
 
-def words(tied: bool = False, masks: bool = False) -> Any:
+def words(tied: bool = False, masks: bool = False, one_table: bool = True) -> Any:
     """A model that predicts the next word at each of 5 positions."""
     import keras
 
     inputs = keras.Input((5,), dtype="int32")
-    embedding = keras.layers.ReversibleEmbedding(CLASSES, 8, mask_zero=masks, name="words")
+    embedding = keras.layers.ReversibleEmbedding(
+        CLASSES, 8, tie_weights=one_table, mask_zero=masks, name="words"
+    )
     x = embedding(inputs)
     x = keras.layers.LayerNormalization(name="norm")(x)
     x = x + keras.layers.Dense(8, name="down")(keras.layers.Dense(6, "silu", name="up")(x))
@@ -95,6 +97,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "tied": {"model_args": {"tied": True}},
     "masked": {"model_args": {"tied": True, "masks": True}},
+    "frozen bias": {"initial_weights": {"freeze": ["next/bias"]}},
+    "frozen table": {
+        "model_args": {"tied": True, "one_table": False},
+        "initial_weights": {"freeze": ["words/reverse_embeddings"]},
+    },
     "four parts": {"strategy": cut(4)["strategy"]},
 }
 """Fields of specs that differ in what the loss and the metrics take."""

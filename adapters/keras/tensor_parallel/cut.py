@@ -78,17 +78,21 @@ def is_dense(layer: Any) -> bool:
 
 
 def is_plain(layer: keras.Layer) -> bool:
-    """Whether no weight has a constraint or regularizer, nor any layer a low-rank or quantized form."""
+    """Whether all weights are trainable, none has a constraint or regularizer, nor any layer another form.
+
+    Such forms are low-rank and quantized ones.
+    """
     special = ("activity_regularizer", "quantization_mode", "lora_rank")
     return (
         layer.built
-        and bool(layer.trainable_variables)
+        and bool(layer.weights)
+        and all(each.trainable for each in layer.weights)
         and not any(
             getattr(each, name, None) for each in keras_private.layers_of(layer) for name in special
         )
         and not any(
             getattr(each, name, None)
-            for each in layer.trainable_variables
+            for each in layer.weights
             for name in ("constraint", "regularizer")
         )
     )
