@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import autograd, nn
@@ -541,6 +541,33 @@ def _probe_storage() -> None:
     require(key not in others, "another key for other memory, even after the first is freed")
 
 
+T = TypeVar("T", bound=torch.Tensor)
+
+
+def without_memory(kind: type[T], dtype: torch.dtype, device: torch.device) -> T:
+    """Scalar tensor of a class with `__torch_dispatch__`, to which torch turns for its value."""
+    scalar: T = torch.Tensor._make_wrapper_subclass(kind, (), dtype=dtype, device=device)
+    return scalar
+
+
+class _Three(torch.Tensor):
+    """Scalar of value 3, which it says to operations alone."""
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        plain = [torch.tensor(3.0) if isinstance(each, _Three) else each for each in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def _probe_without_memory() -> None:
+    three = without_memory(_Three, torch.float32, torch.device("cpu"))
+    require((three.shape, three.dtype) == ((), torch.float32), "shape and dtype of a scalar")
+    read = [torch.full((), three), torch.zeros(()).add(1, alpha=three)]
+    require([float(each) for each in read] == [3.0] * 2, "the value that the class gives")
+
+
 PROBES = (
     PrivateApiProbe("_assert_async", _probe_assert_async),
     PrivateApiProbe("_C._nn.binary_cross_entropy", _probe_binary_cross_entropy),
@@ -566,4 +593,5 @@ PROBES = (
         "autograd.grad_mode._unsafe_preserve_version_counter", _probe_preserving_versions
     ),
     PrivateApiProbe("multiprocessing.reductions.StorageWeakRef", _probe_storage),
+    PrivateApiProbe("Tensor._make_wrapper_subclass", _probe_without_memory),
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from isotrain.adapters.torch.base.private_api import without_memory
 from isotrain.adapters.torch.comm.base import Wait
 
 _MOST_UNDER_WAY = 64
@@ -68,7 +69,7 @@ class LateScalar(torch.Tensor):
     """Scalar that may not be computed yet: the first function of torch that it is given to waits for it.
 
     Functions see the plain tensor with its value, and so do results. Shape, dtype and device are known
-    before.
+    before. It has no memory that torch could read past these functions.
     """
 
     _mean: PendingMean | None
@@ -77,7 +78,7 @@ class LateScalar(torch.Tensor):
     @classmethod
     def of(cls, mean: PendingMean) -> LateScalar:
         """The scalar of a mean."""
-        late = mean.like.new_full((), torch.nan).as_subclass(cls)
+        late = without_memory(cls, mean.like.dtype, mean.like.device)
         late._mean, late._value = mean, None
         return late
 
@@ -99,6 +100,13 @@ class LateScalar(torch.Tensor):
     ) -> Any:
         if func in _KNOWN_BEFORE:
             return super().__torch_function__(func, types, args, kwargs)
+        return func(*_plain(args), **_plain(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Calls torch with the value for what it reads besides, as of a number for `torch.full`."""
         return func(*_plain(args), **_plain(kwargs or {}))
 
 

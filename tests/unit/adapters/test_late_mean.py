@@ -42,9 +42,15 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda loss: pickle.loads(pickle.dumps(loss)),  # noqa: S301  # its own
     "dlpack": torch.from_dlpack,
+    "tensor": torch.tensor,  # these take it for a number
+    "tensor of a list": lambda loss: torch.tensor([loss, 0.0])[0],
+    "full": lambda loss: torch.full((), loss),
+    "alpha": lambda loss: torch.zeros(()).add(torch.ones(()), alpha=loss),
+    "subclass": lambda loss: loss.as_subclass(torch.Tensor),
 }
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 @pytest.mark.parametrize("name", READS)
 def test_any_read_waits_for_the_value(name: str) -> None:
     under = Under()
