@@ -16,7 +16,7 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.data.sampler import part_bounds, slice_bounds
 
 _NOT_FINITE = 1e300
-"""Norm of a part whose gradients or loss are not finite: a maximum over processes keeps it."""
+"""Norm of a part whose loss or squared norm is not finite: a maximum over processes keeps it."""
 
 Rows = Sequence[Sequence[Sequence[Tensor]]]
 """For each part in turn, for each local replica, its tensors: gradients, loss, and others."""
@@ -24,6 +24,8 @@ Rows = Sequence[Sequence[Sequence[Tensor]]]
 
 class OutlierParts:
     """Leaves out parts whose gradient norm is far beyond the median of all parts, or not finite.
+
+    With a median of 0, only those that are not finite.
 
     The means are then over the samples of the other parts. All processes decide by the same norms, one for
     each part of the global batch, so that the outcome does not depend on who has computed a part.
@@ -135,7 +137,7 @@ class OutlierParts:
         replica = next(each for each in range(len(counts)) if part < part_bounds(counts, each)[1])
         process = next(each for each in self._processes if replica in each.replicas)
         what = (
-            "its loss or gradients are not finite"
+            "its loss or gradients are not finite, or too large"
             if mean == _NOT_FINITE
             else f"its gradient norm is {mean:.3g}, and the median of all parts {median:.3g}"
         )
