@@ -71,11 +71,25 @@ def trained_in_another_order(session: isotrain.Session, name: str) -> dict[str, 
         return trained(session)
 
 
+class CountedBound(int):
+    """A bound that knows whether a number has reached it."""
+
+    is_reached = False
+
+    def __le__(self, other: int) -> bool:
+        reached = super().__le__(other)
+        self.is_reached |= reached
+        return reached
+
+
 def trained_by_transfers(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
     """As `trained`, with gradients that count as large."""
+    large = CountedBound(1 << 12)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_sum, "LARGE", 1 << 12)
-        return trained(session)
+        patch.setattr(tree_sum, "LARGE", large)
+        results = trained(session)
+    assert large.is_reached, "no vector was sent by transfers"
+    return results
 
 
 def differing(results: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> list[str]:
