@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import cast
 
 import pytest
@@ -64,7 +64,7 @@ def counts_of_steps(
     """
     local, replicas = threading.local(), sum(map(len, processes))
     sent: list[list[float]] = []
-    barrier = threading.Barrier(len(processes))
+    barrier = threading.Barrier(len(processes), timeout=60)
 
     def run(process: int) -> list[Counts]:
         local.now = 100.0 * process
@@ -84,7 +84,12 @@ def counts_of_steps(
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(processes)) as threads:
         patch.setattr(part_shares, "clock", lambda: local.now)
-        first, *others = threads.map(run, range(len(processes)))
+        running = [threads.submit(run, process) for process in range(len(processes))]
+        wait(running, return_when="FIRST_EXCEPTION")
+        if failed := [each for each in running if each.done() and each.exception()]:
+            barrier.abort()  # the others wait there
+            failed[0].result()
+        first, *others = [each.result() for each in running]
     assert all(found == first for found in others)
     return first
 
