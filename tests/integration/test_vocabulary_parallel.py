@@ -150,8 +150,21 @@ def planned_and_counted(session: isotrain.Session) -> tuple[list[str], list[int]
     return notes, counted
 
 
-def test_the_plan_has_the_bytes_that_the_parts_exchange(tmp_path: Path) -> None:
-    spec = {**SPEC, "metrics": [], "epochs": None, "steps": 3, **cut(layers="next")}
+@pytest.mark.parametrize(
+    ("metrics", "note", "numbers"),
+    [
+        ([], "", 0),
+        pytest.param(
+            *(["accuracy"], "; metrics (accuracy) exchange 2 numbers a position more", 2),
+            marks=pytest.mark.features,
+        ),
+    ],
+    ids=["loss", "accuracy"],
+)
+def test_the_plan_has_the_bytes_that_the_parts_exchange(
+    tmp_path: Path, metrics: list[str], note: str, numbers: int
+) -> None:
+    spec = {**SPEC, "metrics": metrics, "epochs": None, "steps": 3, **cut(layers="next")}
     (notes, counted), _ = isotrain.launch(
         planned_and_counted, spec, backend="torch-ddp", output=tmp_path, quiet=True
     )
@@ -159,12 +172,10 @@ def test_the_plan_has_the_bytes_that_the_parts_exchange(tmp_path: Path) -> None:
     assert notes == [
         "tensor: next: cut next/kernel along axis 1 to [8, 6], next/bias along axis 0 to [6] here; the parts"
         " exchange 3 numbers a position forward, for the loss, in place of 13 logits, and sum 8 backward:"
-        f" {expected} bytes a sample"
+        f" {expected} bytes a sample{note}"
     ]
-    assert counted[:-1] == [
-        8 * expected,
-        8 * expected,
-    ]  # after the last step all weights are gathered
+    of_step = 8 * (expected + 5 * numbers * 8)
+    assert counted[:-1] == [of_step] * 2  # after the last step all weights are gathered
 
 
 def predicting(session: isotrain.Session) -> tuple[list[str], Any]:

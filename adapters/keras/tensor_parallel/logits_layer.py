@@ -123,4 +123,8 @@ class LogitsLayer(NamedTuple):
                 f"; metrics ({', '.join(gathering)}) take whole logits: the parts sum {self.classes}"
                 " numbers a position more"
             )
+        elif spec.metrics:
+            names = ", ".join(component.label for component in spec.metrics)
+            more = 2 * parts.numbers_of_max * len(spec.metrics)
+            text += f"; metrics ({names}) exchange {more} numbers a position more"
         return text
