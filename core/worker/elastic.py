@@ -197,17 +197,21 @@ class ElasticRun:
         if context.rank == 0 and self._first_context.rank != 0:
             self._lead()
         plan = plan_of_members(job.plan, self._resolved_spec, context.processes)
-        session = MemberSession(
-            self._resolved_spec,
-            plan,
-            context,
-            reporter,
-            resumes=True,
-            may_stop=job.may_stop,
-            survives=self.survives,
-            data=self._data,
-        )
-        session.take_over(location, membership)
+        try:
+            session = MemberSession(
+                self._resolved_spec,
+                plan,
+                context,
+                reporter,
+                resumes=True,
+                may_stop=job.may_stop,
+                survives=self.survives,
+                data=self._data,
+            )
+            session.take_over(location, membership)
+        finally:
+            if self._folders is not None:
+                self._folders.close()  # other tasks of this host need the room
         reporter.emit(Ready(samples=session.plan.samples))
         return session
 
@@ -224,7 +228,7 @@ class ElasticRun:
 
         assert self._exchange is not None
         self._folders = folders = self._folders or HandoverFolders()
-        return carried.exchange(membership, member, is_void, self._exchange, folders.take)
+        return carried.exchange(membership, member, is_void, self._exchange, folders.fill)
 
     def _abandon_group(self) -> None:
         """Leaves the process group, which no native wrapper of a freed model must outlive. Local.

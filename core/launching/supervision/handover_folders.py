@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from isotrain.core.errors import RunFailedError
+from isotrain.core.errors import CheckpointError, RunFailedError
 
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "isotrain-elastic-"
@@ -41,6 +42,21 @@ class HandoverFolders:
         Raises:
             RunFailedError: The state fits nowhere.
         """
+        return self.fill(state_bytes, writers, lambda folder: None)
+
+    def fill(self, state_bytes: int, writers: int, write: Callable[[str], None]) -> str:
+        """`take`, and has the state written; others may take the room that there was, so where it is full
+        by then, the state is written elsewhere.
+
+        Args:
+            state_bytes: Size of all that is written, in bytes.
+            writers: Number of parts that are written.
+            write: Writes all of them into a folder.
+
+        Raises:
+            RunFailedError: The state fits nowhere.
+            CheckpointError: It cannot be written, for another reason than a lack of room.
+        """
         while len(self._folders) > 1:
             self._folders.pop(0).remove()
         needed = _needed(state_bytes, writers)
@@ -51,11 +67,21 @@ class HandoverFolders:
             if free < needed:
                 continue
             try:
-                self._folders.append(_LockedFolder(parent))
+                folder = _LockedFolder(parent)
             except OSError as error:
                 found[-1] += f", but {error.strerror}"
                 continue
-            return str(self._folders[-1].path)
+            self._folders.append(folder)
+            try:
+                write(str(folder.path))
+            except CheckpointError as error:
+                if not _is_full(error):
+                    raise
+                found[-1] += ", but was full before all was written"
+                self._folders.remove(folder)
+                folder.remove()
+                continue
+            return str(folder.path)
         raise RunFailedError(_shortage(needed, found))
 
     def shortage(self, state_bytes: int, writers: int) -> str | None:
@@ -71,6 +97,11 @@ class HandoverFolders:
         for folder in self._folders:
             folder.remove()
         self._folders.clear()
+
+
+def _is_full(error: CheckpointError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _needed(state_bytes: int, writers: int) -> int:

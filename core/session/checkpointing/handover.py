@@ -139,7 +139,7 @@ class CarriedState:
         member: int,
         is_void: Callable[[], bool],
         exchange: StateExchange,
-        take_folder: Callable[[int, int], str],
+        fill_folder: Callable[[int, int, Callable[[str], None]], str],
     ) -> str:
         """Sends this process's part of the state, and writes all parts into a folder of its own.
 
@@ -150,27 +150,32 @@ class CarriedState:
             member: First rank of this process.
             is_void: Whether the new group has lost a member already.
             exchange: Sends and receives.
-            take_folder: Makes an empty folder for so many bytes that so many processes write.
+            fill_folder: Makes a folder for so many bytes in so many parts, and has them written into it.
 
         Returns:
             Location of the state.
 
         Raises:
             PeerLostError: A member is lost.
+            RunFailedError: The state fits nowhere.
         """
         parts = dict(exchange.exchange(membership, self._given(membership, member), is_void))
         source = parts[membership.source]
         if member not in membership.behind:
             source = parts[membership.source] = replace(source, equal=self.sections)
         size, writers = sum(each.nbytes for each in parts.values()), len(membership.members)
-        folder = _folder(take_folder(size, writers), membership)
         step, token = membership.done, _token(membership)
-        for writer, each in enumerate(membership.members):
-            sections = {**parts[each].equal, **parts[each].own}
-            folder.write(step, token=token, writer=writer, sections=sections)
-        assert source.run is not None
-        folder.commit(step, token=token, writers=writers, run=source.run, timeout_s=0.0)
-        return folder.location
+        run = source.run
+        assert run is not None
+
+        def write(parent: str) -> None:
+            folder = _folder(parent, membership)
+            for writer, each in enumerate(membership.members):
+                sections = {**parts[each].equal, **parts[each].own}
+                folder.write(step, token=token, writer=writer, sections=sections)
+            folder.commit(step, token=token, writers=writers, run=run, timeout_s=0.0)
+
+        return _folder(fill_folder(size, writers, write), membership).location
 
     def _given(self, membership: Membership, member: int) -> MemberState:
         is_source = member == membership.source

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import subprocess
 import sys
 import tempfile
@@ -29,7 +31,7 @@ from isotrain.core.contracts.events import (
 from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.process import ProcessContext, ProcessInfo
 from isotrain.core.contracts.reporter import Status
-from isotrain.core.errors import RunFailedError
+from isotrain.core.errors import CheckpointError, RunFailedError
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.supervision import handover_folders
 from isotrain.core.launching.supervision.elastic_members import ElasticMembers
@@ -650,6 +652,37 @@ def test_a_state_that_does_not_fit_into_memory_goes_to_disk(
         RunFailedError, match=r"(?s)takes 9,568,256 bytes .*disk has 9,437,184 free"
     ):
         folders.take(9 << 20, writers=2)
+    folders.close()
+    assert not [*memory.iterdir(), *disk.iterdir()]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_state_for_which_others_leave_no_room_goes_to_the_next_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    """All tasks of a host see the same room, and write into it at the same time."""
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    monkeypatch.setattr(handover_folders, "SHARED_MEMORY", memory)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(disk))
+    folders = handover_folders.HandoverFolders()
+
+    def write(full: Path, folder: str) -> None:
+        (Path(folder) / "part").touch()
+        if Path(folder).is_relative_to(full):
+            raise CheckpointError("cannot be written") from OSError(number, "why")
+
+    if number == errno.EIO:
+        with pytest.raises(CheckpointError, match="cannot be written"):
+            folders.fill(8, 1, functools.partial(write, memory))
+    else:
+        taken = Path(folders.fill(8, 1, functools.partial(write, memory)))
+        assert (taken.parent, [each.name for each in taken.iterdir()]) == (disk, ["part"])
+        assert not [*memory.iterdir()]
+        with pytest.raises(RunFailedError, match=r"disk has .* free, but was full before all was"):
+            folders.fill(8, 1, functools.partial(write, tmp_path))
+        assert [*disk.iterdir()] == [taken]
     folders.close()
     assert not [*memory.iterdir(), *disk.iterdir()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -88,6 +88,16 @@ def carried(rank: int) -> CarriedState:
     return CarriedState(rank, DONE[rank], 0, run, {"state": weights}, sums, with_next)
 
 
+def filled(folder: Path) -> Callable[[int, int, Callable[[str], None]], str]:
+    """A state is written into this folder."""
+
+    def fill(size: int, writers: int, write: Callable[[str], None]) -> str:
+        write(str(folder))
+        return str(folder)
+
+    return fill
+
+
 def handed_over(hosts: Hosts, agreed: Membership, folder: Path) -> dict[int, CheckpointFolder]:
     """What each member has afterwards."""
 
@@ -95,9 +105,7 @@ def handed_over(hosts: Hosts, agreed: Membership, folder: Path) -> dict[int, Che
         own = folder / str(rank)
         own.mkdir()
         exchange = hosts.exchanges[rank]
-        location = carried(rank).exchange(
-            agreed, rank, lambda: False, exchange, lambda size, writers: str(own)
-        )
+        location = carried(rank).exchange(agreed, rank, lambda: False, exchange, filled(own))
         return CheckpointFolder(location)
 
     with ThreadPoolExecutor(len(MEMBERS)) as pool:
@@ -160,9 +168,7 @@ def test_a_lost_member_ends_the_wait_of_the_others(hosts: Hosts, tmp_path: Path)
         own = tmp_path / str(rank)
         own.mkdir()
         exchange = hosts.exchanges[rank]
-        location = carried(rank).exchange(
-            again, rank, lambda: False, exchange, lambda size, writers: str(own)
-        )
+        location = carried(rank).exchange(again, rank, lambda: False, exchange, filled(own))
         return content(CheckpointFolder(location))
 
     with ThreadPoolExecutor(len(MEMBERS)) as pool:
