@@ -38,6 +38,7 @@ END
 {command}
 """
 _EXCLUDE = "--exclude="
+_NO_KILL = "--no-kill"
 _REQUEUE_SCRIPT = """\
 ended_as_asked() {{
     cat {events} 2> /dev/null | grep -c '"error": "EndedError"'
@@ -161,6 +162,8 @@ class SlurmLauncher(SchedulerLauncher):
         )
 
     def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
+        if _is_elastic(command):
+            options = (*options, _NO_KILL)  # else the allocation ends with a lost node
         command = replace(command, follow_options=())
         run = shlex.join([*step, *command.arguments])
         if self._requeue:
@@ -208,9 +211,13 @@ def _step_options(command: RankCommand) -> tuple[str, ...]:
 
     SLURM ends them, hanging ones included, but those of elastic runs.
     """
-    if json.loads(command.spec_text).get("elastic"):
-        return ("--kill-on-bad-exit=0", "--wait=0", "--no-kill")
+    if _is_elastic(command):
+        return ("--kill-on-bad-exit=0", "--wait=0", _NO_KILL)
     return ("--kill-on-bad-exit=1",)
+
+
+def _is_elastic(command: RankCommand) -> bool:
+    return bool(json.loads(command.spec_text).get("elastic"))
 
 
 def _cancel_command(name: str, job: str | None) -> tuple[str, ...]:

@@ -49,6 +49,8 @@ class TestSlurm:
         for command in (submission.commands[0], shlex.split(submission.files["job.sh"])):
             assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= {*command}
             assert "--kill-on-bad-exit=1" not in command
+        assert "#SBATCH --no-kill\n" in submission.files["job.sh"]
+        assert "#SBATCH --no-kill" not in SlurmLauncher(nodes=2).submission(COMMAND).files["job.sh"]
 
     def test_it_ends_its_job_or_its_step_of_another_job(
         self, monkeypatch: pytest.MonkeyPatch
