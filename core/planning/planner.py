@@ -258,8 +258,8 @@ def _elastic_notes(
     if resources.launcher == LOCAL:
         return []
     return [
-        f"elastic: {resources.launcher} starts no process anew, so one that is lost is not replaced; the run"
-        " fails if rank 0 is lost"
+        "elastic: a process that is lost is not replaced, for what started the processes starts none anew;"
+        " the run fails if rank 0 is lost"
     ]
 
 

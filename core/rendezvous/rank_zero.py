@@ -138,9 +138,7 @@ def _elastic_members(
     """The members of an elastic run, none of which can be started anew."""
 
     def start(number: int) -> NoReturn:
-        raise RunFailedError(
-            f"{job.plan.launcher} has started its processes, and isotrain starts no others"
-        )
+        raise RunFailedError("what has started the processes starts none anew")
 
     elastic = job.spec.elastic
     assert elastic is not None

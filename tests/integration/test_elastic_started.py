@@ -68,7 +68,7 @@ def test_the_others_go_on_without_a_killed_rank(
     assert codes == [-signal.SIGKILL if each == rank else 0 for each in range(3)], said
     require_undisturbed(started, tmp_path, rank, backend)
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert any("starts no process anew" in note for note in plan["notes"])
+    assert any("starts none anew" in note for note in plan["notes"])
 
 
 @pytest.mark.failures
