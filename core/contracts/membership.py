@@ -47,7 +47,7 @@ class Membership:
 
     def to_bytes(self) -> bytes:
         """The membership as JSON, for `from_bytes`."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes | str) -> Membership:

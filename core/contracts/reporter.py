@@ -43,7 +43,8 @@ WAITING_FOR_MEMBERS = "wait for the other members"
 VERSION = 1
 
 _PAGE = struct.Struct("<qd32s")
-PAGE_BYTES = mmap.PAGESIZE
+PAGE_BYTES = 1 << 18
+"""Room for a membership of more than ten thousand processes; what is not used takes no memory."""
 _MAY_EXIT = PAGE_BYTES - 1
 """Offset of the byte by which the launcher says that all processes have finished."""
 _SAVE, _END = PAGE_BYTES - 2, PAGE_BYTES - 3

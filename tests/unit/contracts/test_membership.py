@@ -66,7 +66,20 @@ def test_a_membership_survives_the_page_beside_the_status() -> None:
     assert reporter.checkpoint_request.save
     assert read_status(page)[::2] == (4, "step")
     with pytest.raises(IsotrainError, match="too many processes"):
-        publish_membership(page, 3, membership(*range(2000)).to_bytes())
+        publish_membership(page, 3, membership(*range(50_000)).to_bytes())
+
+
+def test_a_membership_of_ten_thousand_processes_fits_on_the_page() -> None:
+    descriptor = os.memfd_create("page")
+    os.truncate(descriptor, PAGE_BYTES)
+    page, reporter = mmap.mmap(descriptor, PAGE_BYTES), Reporter(page=descriptor)
+    count = 10_000
+    ports = tuple(range(50_000, 50_000 + count))
+    fields = FIELDS | {"behind": tuple(range(1, count)), "folder": "/dev/shm/isotrain-elastic-x"}
+    expected = Membership(1, tuple(range(count)), ports, **fields)  # type: ignore[arg-type]
+    publish_membership(page, 1, expected.to_bytes())
+    assert Membership.from_bytes(reporter.wait_for_membership(0)) == expected
+    assert not reporter.checkpoint_request.end
 
 
 def test_a_process_that_is_to_end_waits_for_no_members() -> None:
