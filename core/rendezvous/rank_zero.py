@@ -185,7 +185,7 @@ def heartbeats(
     def beat() -> None:
         step, _, call = reporter.status
         for channel in channels:
-            channel.send({"do": "beat", "step": step, "call": call})
+            channel.send_if_idle({"do": "beat", "step": step, "call": call})
 
     with repeated(beat, seconds, "isotrain-beat"):
         yield

@@ -46,11 +46,23 @@ class Channel:
             IsotrainError: The header is too long.
         """
         with self._lock:
+            self._send(header, arrays)
+
+    def send_if_idle(self, header: Mapping[str, Any]) -> None:
+        """Sends JSON values as a sign of life, unless a message is being sent, which is one too."""
+        if self._lock.acquire(blocking=False):
             try:
-                self._connection.send(header, arrays)
-            except ConnectionLostError:
-                # a part may have been sent: the peer would take the next message for the rest
-                self._connection.shutdown()
+                self._send(header, ())
+            finally:
+                self._lock.release()
+
+    def _send(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
+        """`send`, with the lock."""
+        try:
+            self._connection.send(header, arrays)
+        except ConnectionLostError:
+            # a part may have been sent: the peer would take the next message for the rest
+            self._connection.shutdown()
 
     @property
     def received(self) -> int:

@@ -32,6 +32,7 @@ from isotrain.core.launching.run_directory.pipes import LineReader
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus, suspicion
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.rendezvous.local_reporter import LocalReporter
+from isotrain.core.rendezvous.rank_zero import heartbeats
 from isotrain.core.rendezvous.remote_process import RemoteProcess
 from isotrain.core.rendezvous.state_exchange import StateExchange
 from isotrain.core.transport import connection as connection_module
@@ -71,6 +72,32 @@ def test_a_half_message_is_not_completed_by_another(ends: Ends) -> None:
     assert 0 < whole_length < 1 << 24
     assert drained(one) == b""
     assert channel.read() is None
+
+
+def test_a_long_message_to_one_rank_does_not_silence_rank_0_for_the_others(ends: Ends) -> None:
+    """As the state of an elastic run is: rank 1 reads it slowly, and rank 2 needs signs of life."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        calling = socket.create_connection(server.getsockname())
+        accepted = server.accept()[0]
+    connection = Connection(ends[0])
+    slow, other, rank_2 = Channel(connection), Channel(Connection(accepted)), Connection(calling)
+    connection.limit_sending(LONG)
+    state = threading.Thread(target=slow.send, args=({"long": "x" * (1 << 25)},))
+    state.start()
+    ends[1].settimeout(LONG)
+    assert ends[1].recv(1)  # it is being sent
+    reporter = LocalReporter(0)
+    with heartbeats(reporter, [slow, other], 0.01):
+        message = Channel(rank_2).wait(LONG)
+        assert state.is_alive()
+        assert message is not None
+        assert message[0]["do"] == "beat"
+        ends[1].close()
+        state.join(LONG)
+    assert not state.is_alive()
+    reporter.close()
+    other.close()
+    rank_2.close()
 
 
 def drained(end: socket.socket) -> bytes:
