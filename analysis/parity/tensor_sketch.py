@@ -7,10 +7,12 @@ J. Lindenstrauss ("Extensions of Lipschitz mappings into a Hilbert space", 1984)
 squared length of the sketch of a difference is the squared length of the difference, on average. Its
 relative standard deviation is sqrt(2 / BUCKETS), 25 %, where the difference is spread over the buckets.
 
-A tensor is a matrix here, whose rows are along its first axis, and a few rows are a block. All blocks have
-the same signs. In a block, buckets go round with the column, which is quick; where they begin and the sign
-of the whole block are random. A column of one block is a sum of adjacent rows, so a matrix is read in the
-order of its memory, also if columns are adjacent there, as in Keras' kernels.
+A tensor is a matrix here, whose rows are along its first axis, and a few rows are a block. The signs of a
+block are those of the one before it, moved by a column. So what is equal in all blocks has another sum in
+each of `_TURN` blocks, and no period along an axis cancels everywhere. In a block, buckets go round with the
+column, which is quick; where they begin and the sign of the whole block are random. A column of one block is
+a sum of adjacent rows, so a matrix is read in the order of its memory, also if columns are adjacent there, as
+in Keras' kernels.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ WHOLE = 64
 """Largest number of elements of a tensor that is its own sketch."""
 _BLOCKS = 16
 """Number of blocks that a matrix with as many rows has at least, so that a column is in several buckets."""
+_TURN = 16
+"""Number of adjacent blocks of different signs; a power of two."""
 _BLOCK_ROWS = (64, 16, 4, 1)
 """Numbers of rows of a block; each is a square, see `_signs`."""
 _SIGNS = 1 << 17
@@ -148,16 +152,24 @@ def _block_sums(matrix: np.ndarray) -> tuple[float, np.ndarray]:
     signs = _signs(matrix.dtype, block, columns)
     sums = np.empty((-(-rows // block), columns), matrix.dtype)
     squares = 0.0
-    blocks = max(1, _CHUNK // (block * columns))
+    blocks = 1 << (max(1, _CHUNK // (block * columns)).bit_length() - 1)
+    turn = min(blocks, _TURN)
     for first in range(0, len(sums), blocks):
-        part = matrix[first * block : (first + blocks) * block]
+        part, out = matrix[first * block : (first + blocks) * block], sums[first : first + blocks]
         squares += _squares(part.reshape(-1))
+        factors = signs[first % _TURN :][:turn]
         whole = len(part) // block
+        turned, rest = whole - whole % turn, whole % turn
         by_block = part[: whole * block].reshape(whole, block, columns)
-        np.einsum("brc,rc->bc", by_block, signs, out=sums[first : first + whole])
-        rest = part[whole * block :]
-        if len(rest):
-            np.einsum("rc,rc->c", rest, signs[: len(rest)], out=sums[-1])
+        if turned:
+            by_turn = by_block[:turned].reshape(-1, turn, block, columns)
+            totals = out[:turned].reshape(-1, turn, columns)
+            np.einsum("tbrc,brc->tbc", by_turn, factors, out=totals)
+        if rest:
+            np.einsum("brc,brc->bc", by_block[turned:], factors[:rest], out=out[turned:whole])
+        if len(part) % block:
+            last = part[whole * block :]
+            np.einsum("rc,rc->c", last, factors[rest, : len(last)], out=out[-1])
     return squares, sums
 
 
@@ -167,25 +179,38 @@ def _turned_block_sums(array: np.ndarray, axes: tuple[int, ...]) -> tuple[float,
     block = _rows_of_a_block(rows, columns)
     memory = array.transpose(*axes, 0)
     lines = memory.reshape(columns, rows)
-    signs = _turned_signs(array.dtype, block, array.shape[1:], axes)
-    sums = np.empty((columns, -(-rows // block)), array.dtype)
+    signs, places = _turned_signs(array.dtype, block, array.shape[1:], axes)
+    blocks = -(-rows // block)
+    sums = np.empty((columns, blocks), array.dtype)
     squares = 0.0
     step = max(1, _CHUNK // rows)
-    whole = rows // block
+    signed = np.zeros((min(step, columns), blocks * block), array.dtype)
+    turned = rows - rows % (_TURN * block)
     for start in range(0, columns, step):
-        part, factors = lines[start : start + step], signs[start : start + step]
+        here = slice(start, start + step)
+        part, out = lines[here], signed[: columns - start]
         squares += _squares(part.reshape(-1))
-        for first in range(0, whole, _PRODUCT // block):
-            last = min(whole, first + _PRODUCT // block)
-            by_block = part[:, first * block : last * block].reshape(len(part), -1, block)
-            np.matmul(
-                by_block, factors[..., None], out=sums[start : start + step, first:last, None]
-            )
-        if rows % block:
-            rest = part[:, whole * block :]
-            sums[start : start + step, -1] = np.einsum("cr,cr->c", rest, factors[:, : rows % block])
+        factors = signs[here] if places is None else signs[places[here]]
+        if turned:
+            by_turn = part[:, :turned].reshape(len(part), -1, _TURN * block)
+            totals = out[:, :turned].reshape(by_turn.shape)
+            np.multiply(by_turn, factors[:, None], out=totals)
+        np.multiply(part[:, turned:], factors[:, : rows - turned], out=out[:, turned:rows])
+        _row_sums(out.reshape(-1, block), sums[here].reshape(-1))
     by_axis = sums.reshape(*memory.shape[:-1], -1).transpose(-1, *np.argsort(axes))
     return squares, by_axis.reshape(-1, columns)
+
+
+def _row_sums(matrix: np.ndarray, out: np.ndarray) -> None:
+    """Adds up short rows, which BLAS does faster than `sum`."""
+    rows, columns = matrix.shape
+    ones = np.ones(columns, matrix.dtype)
+    product = _PRODUCT // columns
+    whole = rows - rows % product
+    if whole:
+        by_product = matrix[:whole].reshape(-1, product, columns)
+        np.matmul(by_product, ones, out=out[:whole].reshape(-1, product))
+    np.matmul(matrix[whole:], ones, out=out[whole:])
 
 
 def _rows_of_a_block(rows: int, columns: int) -> int:
@@ -206,13 +231,16 @@ def _squares(vector: np.ndarray) -> float:
 def _sketch(sums: np.ndarray) -> np.ndarray:
     """The bucket sums of a matrix from the column sums of its blocks, shape `[blocks, columns]`.
 
-    What is equal in all blocks does not add up: each has a sign, and its buckets begin at another one.
+    What is equal in all blocks does not add up: each has a sign, and its buckets begin at another one. So it
+    is with parts of a block's columns, where blocks are few.
     """
     blocks, columns = sums.shape
-    padded = np.zeros((blocks, -(-columns // BUCKETS) * BUCKETS))
+    groups = -(-columns // BUCKETS)
+    parts = min(groups, -(-_BLOCKS // blocks))
+    padded = np.zeros((blocks, -(-groups // parts) * parts * BUCKETS))
     padded[:, :columns] = sums
-    by_bucket = padded.reshape(blocks, -1, BUCKETS).sum(axis=1)
-    signs, places = _turns(blocks)
+    by_bucket = padded.reshape(blocks * parts, -1, BUCKETS).sum(axis=1)
+    signs, places = _turns(blocks * parts)
     sketch: np.ndarray = np.einsum("b,bk->k", signs, by_bucket.take(places))
     return sketch
 
@@ -226,9 +254,22 @@ def _turns(blocks: int) -> tuple[np.ndarray, np.ndarray]:
     return signs, turned + BUCKETS * np.arange(blocks)[:, None]
 
 
+@functools.lru_cache(maxsize=256)
 def _signs(dtype: np.dtype[Any], rows: int, columns: int) -> np.ndarray:
-    """The signs of a block's elements, of a dtype, shape `[rows, columns]`."""
-    return _drawn_signs(dtype, rows, max(columns, _SIGNS // rows))[:, :columns]
+    """The signs of the elements of `_TURN` blocks, of a dtype, shape `[_TURN, rows, columns]`.
+
+    It is a view, in which the signs of a block are those of the one before it, moved by a column.
+    """
+    windows = np.lib.stride_tricks.sliding_window_view(
+        _row_of_signs(dtype, rows, columns), columns, axis=1
+    )
+    return windows.transpose(1, 0, 2)
+
+
+def _row_of_signs(dtype: np.dtype[Any], rows: int, columns: int) -> np.ndarray:
+    """The signs of which all blocks have a part, shape `[rows, columns + _TURN - 1]`."""
+    drawn = _drawn_signs(dtype, rows, max(columns, _SIGNS // rows) + _TURN - 1)
+    return drawn[:, : columns + _TURN - 1]
 
 
 @functools.lru_cache(maxsize=16)
@@ -247,10 +288,19 @@ def _drawn_signs(dtype: np.dtype[Any], rows: int, columns: int) -> np.ndarray:
 @functools.lru_cache(maxsize=256)
 def _turned_signs(
     dtype: np.dtype[Any], rows: int, shape: tuple[int, ...], axes: tuple[int, ...]
-) -> np.ndarray:
-    """The signs of a block in turned memory, shape `[columns, rows]`."""
-    signs = _signs(dtype, rows, math.prod(shape)).reshape(rows, *shape)
-    return np.ascontiguousarray(signs.transpose(*axes, 0)).reshape(-1, rows)
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The signs of `_TURN` blocks in turned memory, and the columns in its order if that is another.
+
+    Returns:
+        A view of shape `[columns, _TURN * rows]`, and indices of its first axis, or None.
+    """
+    columns = math.prod(shape)
+    flat = np.ascontiguousarray(_row_of_signs(dtype, rows, columns).T).reshape(-1)
+    signs = np.lib.stride_tricks.sliding_window_view(flat, _TURN * rows)[::rows]
+    if axes == tuple(sorted(axes)):
+        return signs, None
+    order = np.arange(columns).reshape(shape).transpose([axis - 1 for axis in axes])
+    return signs, order.reshape(-1)
 
 
 @functools.lru_cache(maxsize=256)

@@ -62,6 +62,45 @@ def test_fingerprints_see_a_low_rank_difference(shape: tuple[int, int]) -> None:
         assert difference(fingerprint(one), fingerprint(other)) > 0.5
 
 
+def _patterns(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    """Differences of +1 and -1, and of 1 and 0, that repeat along an axis, of all elements or a column."""
+    found = {"equal": np.ones(shape)}
+    for axis, size in enumerate(shape):
+        places = np.arange(size).reshape([-1 if each == axis else 1 for each in range(len(shape))])
+        for half in (1, 2, 3, 16, 31, 32, 512, 1024):
+            if half < size:
+                name = f"axis {axis}, period {2 * half}"
+                found[name] = np.broadcast_to(1.0 - 2.0 * (places // half % 2), shape)
+                found[f"{name}, 1 and 0"] = np.maximum(found[name], 0.0)
+                found[f"{name}, one of all"] = np.broadcast_to(1.0 * (places % half == 0), shape)
+    for name, pattern in list(found.items()):
+        column = np.zeros(shape)
+        column[:, :1] = pattern[:, :1]
+        found[f"{name}, a column"] = column
+    return found
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2048, 1), (2047, 2), (4096, 3), (1, 3000), (3, 1000), (5000,), (320,), (93,), (1024, 64),
+     (100, 62), (300, 200), (64, 16, 3, 3), (3, 3, 8, 16)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "turned"])
+def test_fingerprints_see_what_repeats_along_an_axis(shape: tuple[int, ...], turned: bool) -> None:
+    """Signs that are equal in all blocks would cancel a period of a block: most of all in few columns."""
+    if len(shape) == 1 and turned:
+        pytest.skip("a vector has one order")
+    ratios = []
+    for name, pattern in _patterns(shape if len(shape) > 1 else (*shape, 1)).items():
+        apart = np.array(pattern.reshape(shape), "float32", order="F" if turned else "C")
+        estimate = tensor_sketch.distance(fingerprint(np.zeros_like(apart)), fingerprint(apart))
+        ratios.append(estimate / float(np.linalg.norm(apart)))
+        assert 0.35 < ratios[-1] < 1.65, name
+    assert np.mean(ratios) == pytest.approx(1.0, abs=0.15)
+    assert np.std(ratios) < 0.25
+
+
 def test_fingerprints_are_linear() -> None:
     generator = np.random.default_rng(2)
     arrays = [generator.normal(size=(30, 30)) for _ in range(3)]
