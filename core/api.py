@@ -327,10 +327,10 @@ def _recorded_messages(
                     f"with the values of tensors, steps take {size_text(needed)} of memory or more, and"
                     f" they cannot be taken without: {error.reason}"
                 )
+            messages = probe_rank_zero(record_steps, resolved, plan)
             notes.append(
                 f"collectives: counted in steps with values, which they take: {error.reason}"
             )
-            messages = probe_rank_zero(record_steps, resolved, plan)
     except RunFailedError as error:  # such as a model that needs the values of other replicas
         return None, f"steps of rank 0 alone failed: {error}"
     return messages, None if messages is not None else "the loop makes its batches"

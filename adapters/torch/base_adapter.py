@@ -172,7 +172,7 @@ class TorchAdapter(TcpParameterServer):
         return WithoutValues()
 
     def is_missing_value(self, error: BaseException) -> bool:
-        from isotrain.adapters.torch.base.private_api import is_missing_value
+        from isotrain.adapters.torch.base.without_values import is_missing_value
 
         return is_missing_value(error)
 

@@ -211,6 +211,20 @@ def test_stages_without_values_have_the_bytes_of_those_with_them(
     assert plans[0] == plans[1]
 
 
+@pytest.mark.parametrize("schedule", ["2bw", "pipedream"])
+def test_stages_with_versions_of_weights_take_steps_with_values(schedule: str) -> None:
+    spec = portable_memory.spec(
+        dense,
+        strategy={"name": "pipeline", "options": {"schedule": schedule}},
+        gradient_accumulation_steps=4,
+    )
+    made = api.gpu_plan(spec, hosts=1, gpus_per_host=4, gpu="h100", backend="torch-ddp", quiet=True)
+    assert made.why_not_counted is None
+    assert made.collectives
+    (note,) = (note for note in made.plan.notes if "counted in steps with values" in note)
+    assert note.endswith("MissingValueError: weights have several versions")
+
+
 def faulty() -> Any:
     with pathlib.Path(os.environ["BUILDS"]).open("a") as file:
         file.write("built\n")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -353,20 +351,21 @@ def is_fake(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def is_missing_value(error: BaseException) -> bool:
-    """Whether an error says that a tensor without values has none, or that an operation takes no such tensor.
-
-    It is raised by what makes these tensors. An operation that refuses their shapes raises its own.
-    """
+def missing_value_errors() -> tuple[type[Exception], ...]:
+    """Errors of operations that read a tensor without values, or that take no such tensor."""
     from torch._subclasses import fake_tensor
 
-    if isinstance(error, fake_tensor.FakeTensorDeviceMismatchError):
-        return False
-    if isinstance(error, NotImplementedError) and "copy out of meta tensor" in str(error):
-        return True
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    folder = os.path.dirname(fake_tensor.__file__)
-    return bool(frames) and frames[-1].f_code.co_filename.startswith(folder)
+    return (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedFakeTensorException,
+        fake_tensor.UnsupportedOperatorException,
+    )
+
+
+def changes_memory(function: Any) -> bool:
+    """Whether an operator gives the tensor that it writes other memory or another shape, as `set_` does."""
+    return torch.Tag.inplace_view in getattr(function, "tags", ())
 
 
 def ddp_buckets(weights: Sequence[torch.Tensor], limits: Sequence[int]) -> list[list[torch.Tensor]]:
@@ -402,12 +401,16 @@ def _raised(call: Callable[[], object]) -> Exception:
 
 def _probe_missing_values() -> None:
     with fake_tensors():
-        fake = torch.ones(2, 3)
-    without_type = torch.ones(2, device="meta")  # as one whose `data` was set to a fake one's
-    calls = (fake.sum().item, fake.nonzero, lambda: torch.ones(0).set_(fake), without_type.cpu)
-    for call in calls:
-        require(is_missing_value(_raised(call)), "errors of tensors without values")
-    require(not is_missing_value(_raised(lambda: torch.ones(2).view(3))), "no errors of others")
+        fake, images, kernel = torch.ones(2, 3), torch.ones(1, 3, 8, 8), torch.ones(2, 4, 3, 3)
+    for call in (fake.sum().item, fake.nonzero):
+        require(isinstance(_raised(call), missing_value_errors()), "errors of missing values")
+    for call in (lambda: fake.view(5), lambda: nn.functional.conv2d(images, kernel)):
+        require(not isinstance(_raised(call), missing_value_errors()), "other errors of shapes")
+    aten = torch.ops.aten
+    require(
+        changes_memory(aten.set_.source_Tensor) and not changes_memory(aten.add_.Tensor),
+        "a tag of operators that change a tensor's memory",
+    )
 
 
 def _probe_fake_tensors() -> None:

@@ -22,6 +22,10 @@ _READERS = {
 """Functions that read memory without an operation of torch."""
 
 
+class MissingValueError(Exception):
+    """Something takes values that are not there, in the context `WithoutValues`."""
+
+
 class _Readers(TorchFunctionMode):
     """Context in which reading a small tensor that lacks its values raises an error, as of a large one."""
 
@@ -88,6 +92,12 @@ class WithoutValues(TorchDispatchMode):
         """Result of an operation of which an argument lacks values."""
         schema = private_api.schema_of(function)
         written = list(leaves(private_api.written_arguments(function, arguments, options)))
+        if private_api.changes_memory(function):
+            others = any(map(private_api.is_fake, leaves((arguments, options))))
+            if others and not any(map(private_api.is_fake, written)):
+                raise MissingValueError(
+                    f"{function} gives a tensor with values the memory of another"
+                )
         for tensor in written:
             if not private_api.is_fake(tensor) and tensor.layout == torch.strided:
                 self._overwritten.add(private_api.storage_of(tensor))
@@ -111,3 +121,11 @@ def lacks_values(tensor: torch.Tensor) -> bool:
     if WithoutValues.entered is None:
         return private_api.is_fake(tensor)
     return WithoutValues.entered.lacks_values(tensor)
+
+
+def is_missing_value(error: BaseException) -> bool:
+    """Whether an error says that a tensor without values has none, or that something takes no such tensor.
+
+    An operation that refuses their shapes raises another one.
+    """
+    return isinstance(error, (MissingValueError, *private_api.missing_value_errors()))

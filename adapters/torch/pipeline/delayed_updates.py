@@ -10,6 +10,7 @@ import torch
 
 from isotrain.adapters.common.pipeline.delayed_updates import ContinuedPasses, WeightVersions
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.without_values import MissingValueError, lacks_values
 from isotrain.adapters.torch.pipeline.stage import PipelineContext, TorchStageWork
 from isotrain.plugin import Batch, Slice, Transfer
 
@@ -35,6 +36,9 @@ class TorchWeightVersions(WeightVersions):
         super().__init__(list(weights), versions, layout)
 
     def use(self, age: int) -> None:
+        if any(map(lacks_values, self._versions[age])):
+            # a weight with such memory would not be known to lack values
+            raise MissingValueError("weights have several versions")
         for weight, data in zip(self._weights, self._versions[age], strict=True):
             weight.data = data
 

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.base.without_values import WithoutValues, lacks_values
+from isotrain.adapters.torch.base.without_values import (
+    MissingValueError,
+    WithoutValues,
+    is_missing_value,
+    lacks_values,
+)
 
 
 def large() -> torch.Tensor:
@@ -83,3 +88,24 @@ def test_small_tensors_keep_what_has_values() -> None:
         assert [reader(other) is not None for reader in READERS.values()] == [True] * len(READERS)
         assert float(torch.zeros(2).copy_(other[:2]).sum()) == 2
     assert not lacks_values(weight)
+
+
+def test_a_small_tensor_is_not_given_the_memory_of_one_without_values() -> None:
+    with WithoutValues():
+        tensor = torch.zeros(3).set_(torch.ones(3))
+        assert float(tensor.sum()) == 3
+        with pytest.raises(MissingValueError, match="the memory of another") as raised:
+            tensor.set_(large())
+    assert is_missing_value(raised.value)
+
+
+def test_wrong_shapes_are_no_missing_values() -> None:
+    images, kernel = torch.ones(8, 3, 200, 200), torch.ones(256, 250, 3, 3)
+    with WithoutValues():
+        with pytest.raises(RuntimeError, match="_local_scalar_dense") as raised:
+            large().sum().item()
+        assert is_missing_value(raised.value)
+        for convolve in (torch.nn.functional.conv2d, torch.nn.functional.conv_transpose2d):
+            with pytest.raises(RuntimeError, match="weight of size") as raised:
+                convolve(images + torch.ones(images.shape), kernel)
+            assert not is_missing_value(raised.value)
