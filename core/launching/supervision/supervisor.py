@@ -82,7 +82,7 @@ class Supervisor:
             processes: Processes in rank order.
             timeouts: Seconds: `silence` without events, `start` and `progress` of a call.
             on_event: Called with every event but heartbeats, and with rank 0's output.
-            on_ready: Called when all processes with a session are ready.
+            on_ready: Called once, when all processes with a session are ready.
             ignored_log_lines: Patterns of the backend's log lines, see `Adapter.ignored_log_lines`.
             poll_seconds: Interval at which all processes are checked although none has reported an end.
             members: Members of an elastic run, which goes on without processes that are lost; None: another.
@@ -100,6 +100,7 @@ class Supervisor:
         self._poll_seconds = poll_seconds
         self._members = members
         self._with_session = [watched for watched in self._watched if watched.has_session]
+        self._were_ready = False
         self._has_news = False
         self._last_check = now
         self._last_poll = now
@@ -251,9 +252,15 @@ class Supervisor:
                 members = self._members
                 if members is None or members.note(watched.rank, event, self._watched):
                     self._on_event(self._completed(event))
-            if isinstance(event, Ready) and all(each.ready for each in self._with_session):
-                self._on_ready()
+            self._note_ready(event)
             self._has_news |= isinstance(event, _NEWS)
+
+    def _note_ready(self, event: ProcessEvent | None) -> None:
+        """Calls `on_ready` once; processes of elastic runs are ready again in each process group."""
+        is_first = isinstance(event, Ready) and not self._were_ready
+        if is_first and all(each.ready for each in self._with_session):
+            self._were_ready = True
+            self._on_ready()
 
     def _completed(self, event: ProcessEvent) -> ProcessEvent:
         """Completes an event by what only the launching process knows: the cause of a lost worker."""

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from isotrain.core.contracts.events import Event, Failed, Finished, Heartbeat
+from isotrain.core.contracts.events import Event, Failed, Finished, Heartbeat, Ready
 from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.launching.run_directory.pipes import LineReader
@@ -175,6 +175,35 @@ def test_finished_ranks_are_not_blamed_by_their_server() -> None:
     assert Supervisor(processes, limits, hear).run() is None
     for descriptor in (*pipes[0], *pipes[1]):
         os.close(descriptor)
+
+
+def test_processes_begin_once_though_they_are_ready_in_each_process_group() -> None:
+    """Of an elastic run; else rank 0 would tell each of n others n times."""
+    pipes, begun = [os.pipe() for _ in range(2)], list[int]()
+    processes: Any = [
+        SimpleNamespace(
+            info=ProcessInfo(rank, "here"),
+            events=reading,
+            output=None,
+            read_lines=LineReader(reading).read,
+            status=Status(3, time.monotonic(), BETWEEN_CALLS),
+            exit_code=None,
+            is_gone=False,
+            is_stopped=False,
+            activity=0.0,
+            waits={},
+        )
+        for rank, (reading, _) in enumerate(pipes)
+    ]
+    for _, writing in pipes:
+        os.write(writing, 2 * Ready(samples=8).to_line() + Finished().to_line())
+    limits = {"silence": 30.0, "start": 30.0, "progress": 30.0}
+    supervisor = Supervisor(processes, limits, lambda event: None, lambda: begun.append(1))
+    assert supervisor.run() is None
+    assert begun == [1]
+    for pipe in pipes:
+        for descriptor in pipe:
+            os.close(descriptor)
 
 
 ON_ANOTHER_THREAD = """
