@@ -88,9 +88,19 @@ class WithoutValues:
 
     def _created(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         """Creates a variable; without a value, if it is large or its initial value is not there."""
-        described = _description(options["initial_value"], options.get("dtype"))
+        initial, given_dtype = options["initial_value"], options.get("dtype")
+        has_value = False
+        try:
+            described = _description(initial, given_dtype)
+        except Exception:
+            if not callable(initial):
+                raise
+            # it may compute by NumPy
+            initial = options["initial_value"] = initial()
+            described, has_value = _description(initial, given_dtype), True
         shape, dtype = described.shape, described.dtype
-        if not isinstance(described, AbstractTensor) and _nbytes(shape, dtype) < _LARGE_BYTES:
+        is_small = _nbytes(shape, dtype) < _LARGE_BYTES
+        if not isinstance(described, AbstractTensor) and (has_value or is_small):
             try:
                 variable = create(**options)
                 self._variables[id(variable.handle)] = variable

@@ -24,6 +24,7 @@ def errors_of_reads(session: isotrain.Session) -> dict[str, Any]:
         AbstractFunction,
         WithoutValues,
         is_missing_value,
+        lacks_value,
     )
 
     calls: list[int] = []
@@ -38,6 +39,8 @@ def errors_of_reads(session: isotrain.Session) -> dict[str, Any]:
         del initial
         found["kept"] = variable.shape == LARGE and is_kept() is not None
         large = tf.Variable(lambda: tf.ones(LARGE))
+        computed = tf.Variable(lambda: 2 * np.asarray(tf.ones(LARGE)))
+        found["computed by NumPy"] = float(computed[-1, -1]), lacks_value(computed)
         part = tf.Variable(lambda: large[:2, 0] + 1.0)
         small, counter, untouched = tf.Variable([1.0, 2.0]), tf.Variable(5), tf.Variable(7)
 
@@ -82,6 +85,7 @@ def test_what_lacks_values_cannot_be_read(tmp_path: Path) -> None:
     assert not found.pop("kept"), "its memory is needed as long as it is made"
     assert found.pop("shape") == [[], "float32"]
     assert found.pop("untouched") == 7
+    assert found.pop("computed by NumPy") == [2, False]
     assert found.pop("calls") == 5
     assert found.pop("afterwards") == [*LARGE]
     assert found == dict.fromkeys(found, True)
