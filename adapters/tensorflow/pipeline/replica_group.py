@@ -181,7 +181,6 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         assert self._delayed_work is not None
         micro_batches, work = batch.slices[0], self._delayed_work
         actions = self._updates.steady if work.has_passes_left else self._updates.fill
-        self._update_due_averages()  # of the current version
         self._begin_passes(micro_batches)
         self._rates.set(self._set_rate, learning_rate)
         work.begin_step(batch)
@@ -201,7 +200,6 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         if self._updates is None or work is None or not work.has_passes_left:
             return
         assert self._delayed_passes is not None
-        self._update_due_averages()
         work.begin_step(None)
         process = self._topology.process
         self._executed = execute_stage(self._updates.drain[process], process, work)
