@@ -55,9 +55,9 @@ class TensorFlowWeightVersions(WeightVersions):
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
         self.use(0)
-        self._versions[0] = self._values()
+        earlier = self._versions = [self._values(), *self._versions[1:]][:-1]
         yield
-        self._versions = [self._values(), *self._versions[:-1]]
+        self._versions = [self._values(), *earlier]
         self.are_equal = False
 
     def _current(self, index: int) -> tf.Tensor:
