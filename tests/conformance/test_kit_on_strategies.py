@@ -118,7 +118,7 @@ def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _mark(backend: str, name: str) -> pytest.MarkDecorator:
-    """Everyday tests have a strategy that needs a framework on one, and cut layers on both."""
+    """Mark of a cell: on tf-multiworker the everyday tests try `tensor` alone, the others are features."""
     is_feature = backend == "tf-multiworker" and name != "tensor"
     return pytest.mark.features if is_feature else pytest.mark.slow
 

@@ -53,7 +53,8 @@ _WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
 
 _ESTIMATED = (
     "pipeline: without values its layers are not timed: stages are balanced by the operations and bytes of"
-    " their layers, and the times are estimates for a GPU"
+    " their layers, and the times are estimates for a GPU. A run that has values times them, and may cut"
+    " elsewhere: the option cut fixes it"
 )
 
 
