@@ -123,7 +123,8 @@ def _channel(connection: socket.socket, *, is_client: bool) -> Channel:
 def _heard(channels: list[Channel]) -> tuple[float, int]:
     """Seconds of processor time, and bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        exchange = StateExchange(0, dict(enumerate(channels)))
+        by_rank = dict(enumerate(channels))
+        exchange = StateExchange(0, by_rank)
         remote = [
             RemoteProcess(
                 channel,
@@ -136,7 +137,7 @@ def _heard(channels: list[Channel]) -> tuple[float, int]:
         ]
         line = LocalReporter(0)
         before = time.process_time()
-        with heartbeats(line, channels, HeartbeatInterval.of(len(channels), _SILENCE).max_seconds):
+        with heartbeats(line, by_rank, HeartbeatInterval.of(len(channels), _SILENCE).max_seconds):
             failure = Supervisor(remote, _LIMITS, lambda event: None).run()
         assert failure is None, failure
         took, heard = time.process_time() - before, sum(each.received for each in channels)

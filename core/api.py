@@ -381,6 +381,10 @@ def gpu_plan(
     if obstacle is None:
         with waiting("counting collectives", quiet=quiet):
             messages, obstacle = _recorded_messages(resolved, plan, stats, notes, lacks_values)
+    if messages is not None and any(each.role == "server" for each in plan.processes):
+        notes.append(
+            "collectives: what rank 0 sends; besides, servers send their weights to a worker for each slice"
+        )
     plan = replace(plan, notes=(*plan.notes, *notes))
     counted = None
     if messages is not None:

@@ -91,11 +91,19 @@ class PeerLostError(RunFailedError):
 def nearest(name: str, available: Iterable[str]) -> str | None:
     """The available name that is most similar to a misspelled one, ignoring case; None if none is similar.
 
-    If several contain all words of `name` (`mean` in `mean_squared_error`), it is ambiguous: None.
+    Names that begin with `__` are left out. The first of these rules that finds a name decides:
+
+    1. The name that is nearly equal: `epochs` for `epoch`, not `epoch_steps`.
+    2. The name that has all words of `name` and the fewest others: `sparse_categorical_accuracy` for
+       `sparse_accuracy`. If several have as few (`mean_squared_error` and `mean_absolute_error` for
+       `mean`), it is None. Words joined to one count too: `binary_crossentropy` has `cross_entropy`.
+    3. The most similar name that is similar enough; otherwise one of the same letters: `lr` for `rl`.
     """
     by_lower_case = {each.lower(): each for each in available if not each.startswith("__")}
     wanted = name.lower()
-    near = _matches_by_words(wanted, by_lower_case)
+    near = difflib.get_close_matches(wanted, by_lower_case, n=1, cutoff=0.9) or None
+    if near is None:
+        near = _matches_by_words(wanted, by_lower_case)
     if near is None:
         same_letters = (each for each in by_lower_case if sorted(each) == sorted(wanted))
         near = difflib.get_close_matches(wanted, by_lower_case, n=1) or [*same_letters]

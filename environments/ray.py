@@ -5,7 +5,8 @@ Ray gives a worker its rank by functions, `ray.train.get_context()`
 variables too: those of `torchrun`. Under another trainer, the training function sets these, each to the
 result of the context's method of that name: `RAY_TRAIN_WORLD_RANK`, `RAY_TRAIN_WORLD_SIZE`,
 `RAY_TRAIN_LOCAL_RANK`, `RAY_TRAIN_LOCAL_WORLD_SIZE`, `RAY_TRAIN_NODE_RANK`, `RAY_TRAIN_EXPERIMENT_NAME`; and
-`RAY_TRAIN_COORDINATOR` to the address of the worker of rank 0. The launcher `ray` sets the same.
+`RAY_TRAIN_COORDINATOR` to the address of the worker of rank 0. The launcher `ray` sets the same, and
+`ISOTRAIN_RAY_ELASTIC` where it lets the other ranks go on when one is lost.
 
 Ray itself sets `RAY_JOB_ID`, but to no job in workers that it started before the job arrived; the training
 function sets it to `ray.get_runtime_context().get_job_id()`.
@@ -27,6 +28,14 @@ class Ray(ClusterEnvironment):
     name = "ray"
     summary = "a worker of Ray Train that sets RAY_TRAIN_WORLD_RANK and so on"
     nested_in = SCHEDULERS
+
+    def why_not_elastic(self, variables: Mapping[str, str]) -> str | None:
+        if "ISOTRAIN_RAY_ELASTIC" in variables:
+            return None
+        return (
+            "Ray Train ends all workers when one is lost. Start the run with --launcher ray, which lets the"
+            " others go on; or by srun, or by the local launcher"
+        )
 
     def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
         env = EnvReader(self.name, variables)

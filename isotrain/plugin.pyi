@@ -147,6 +147,9 @@ from isotrain.core.launching.scheduler.scheduler_launcher import (
     SchedulerLauncher as SchedulerLauncher,
 )
 from isotrain.core.parameter_server.coordinator import CoordinatorGroup as CoordinatorGroup
+from isotrain.core.parameter_server.coordinator import (
+    recorded_coordinator_group as recorded_coordinator_group,
+)
 from isotrain.core.parameter_server.layout import (
     PARAMETER_SERVER_CAPABILITIES as PARAMETER_SERVER_CAPABILITIES,
 )

@@ -76,6 +76,9 @@ class RayLauncher(SchedulerLauncher):
             return Allocation((HostSlots(self._workers, devices=self._workers * self._gpus),))
         return Allocation((HostSlots(1, devices=self._gpus),) * self._workers)
 
+    def why_not_elastic(self) -> str | None:
+        return None
+
     def options_for(self, processes: int) -> Mapping[str, Any]:
         return {} if self._requested_workers else {"workers": processes}
 
@@ -97,4 +100,10 @@ class RayLauncher(SchedulerLauncher):
             for part in ("-x", name)
         ]
         size = ("--workers", str(self._workers), *bundle)
-        return Submission(((*_PROGRAM, *size, *placement, *names, "--", *command.arguments),))
+        elastic: tuple[str, ...] = ()
+        if command.is_elastic:
+            # The actors of lost ranks keep their bundles, which only the program that has them can give on.
+            joining = json.dumps(command.joining("").arguments)
+            elastic = ("--elastic", joining, "--replacements", str(command.replacements))
+        options = (*size, *placement, *elastic, *names)
+        return Submission(((*_PROGRAM, *options, "--", *command.arguments),))

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 import ray
@@ -29,7 +29,10 @@ _POLL_SECONDS = 0.5
 _ANNOUNCE_SECONDS = 10.0
 """Seconds of waiting for resources after which that is printed."""
 _GRACE_SECONDS = 15.0
-"""Seconds that the other ranks have to end by themselves once one has failed; they report more about it."""
+"""Seconds that the other ranks have to end by themselves once one has failed; they report more about it.
+
+In an elastic run they go on, and have these seconds once rank 0 has ended.
+"""
 _LOST = 1
 """Exit code for a rank whose host or actor is lost."""
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -112,8 +115,24 @@ class Worker:
 class Ranks:
     """The workers of all ranks, while they run."""
 
-    def __init__(self, workers: Sequence[Any]) -> None:
-        self._workers = workers
+    def __init__(
+        self,
+        workers: Sequence[Any],
+        replace: Callable[[int], Any] | None = None,
+        replacements: int = 0,
+    ) -> None:
+        """Follows workers that run.
+
+        Args:
+            workers: The workers, by rank.
+            replace: Starts a worker in place of that of a lost rank, whose resources are free; None: the run
+                is not elastic.
+            replacements: Number of workers that may be started so.
+        """
+        self._workers = list(workers)
+        self._count = len(workers)
+        self._replace = replace
+        self._left_over = replacements
         self._pending = {
             worker.read_output.remote(_POLL_SECONDS): rank for rank, worker in enumerate(workers)
         }
@@ -130,6 +149,9 @@ class Ranks:
                 self._signal(signal.SIGTERM)
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._signal(signal.SIGKILL)
+                for rank in self._pending.values():
+                    if rank >= self._count:  # it may still wait for a host
+                        ray.kill(self._workers[rank])
                 self._deadline = None
             ready, _ = ray.wait([*self._pending], timeout=_POLL_SECONDS)
             for reference in ready:
@@ -151,9 +173,21 @@ class Ranks:
             print(f"{prefix}{line}", end="", file=stream, flush=True)
         if status is None:
             self._pending[self._workers[rank].read_output.remote(_POLL_SECONDS)] = rank
-        elif status:
-            self._status = self._status or abs(status)
+            return
+        self._status = self._status or abs(status)
+        if status and rank and self._left_over and 0 in self._pending.values():
+            self._left_over -= 1
+            self._start_in_place_of(rank)
+        ends_others = rank == 0 if self._replace else status != 0
+        if ends_others:
             self._deadline = self._deadline or time.monotonic() + _GRACE_SECONDS
+
+    def _start_in_place_of(self, rank: int) -> None:
+        assert self._replace is not None
+        ray.kill(self._workers[rank])
+        worker = self._replace(rank)
+        self._pending[worker.read_output.remote(_POLL_SECONDS)] = len(self._workers)
+        self._workers.append(worker)
 
 
 class StopRequest:
@@ -197,10 +231,10 @@ def _waiting_message(arguments: argparse.Namespace) -> str:
     )
 
 
-def start_workers(group: PlacementGroup, bundle: Mapping[str, float]) -> list[Any]:
-    """Starts one actor in each bundle of a placement group."""
+def start_worker(group: PlacementGroup, bundle: Mapping[str, float], index: int) -> Any:
+    """Starts an actor in a bundle of a placement group."""
     custom = {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")}
-    return [
+    return (
         ray.remote(Worker)
         .options(
             num_cpus=bundle.get("CPU", 0),
@@ -210,24 +244,27 @@ def start_workers(group: PlacementGroup, bundle: Mapping[str, float]) -> list[An
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
         )
         .remote()
-        for index in range(group.bundle_count)
-    ]
+    )
 
 
-def assign_ranks(workers: Sequence[Any]) -> tuple[list[Any], list[dict[str, str]]]:
-    """The workers by rank, host by host; and the environment variables of each rank."""
+def assign_ranks(workers: Sequence[Any]) -> tuple[list[int], list[dict[str, str]]]:
+    """The indices of the workers by rank, host by host; and the environment variables of each rank.
+
+    Ranks on this host come first: the run ends if it is lost, and an elastic one if rank 0 is lost.
+    """
     locations = ray.get([worker.location.remote() for worker in workers])
-    job = ray.get_runtime_context().get_job_id()
+    job, local = ray.get_runtime_context().get_job_id(), ray.get_runtime_context().get_node_id()
     hosts: dict[str, list[int]] = {}
-    for index, (node, _, _) in enumerate(locations):
-        hosts.setdefault(node, []).append(index)
-    by_rank: list[Any] = []
+    for index in sorted(range(len(workers)), key=lambda index: locations[index][0] != local):
+        hosts.setdefault(locations[index][0], []).append(index)
+    first = next(iter(hosts.values()))[0]
+    by_rank: list[int] = []
     variables: list[dict[str, str]] = []
     for node_rank, on_host in enumerate(hosts.values()):
         # Each rank sees the devices of all ranks on its host, and uses the one with its local rank.
         devices = ",".join(filter(None, (locations[index][2] for index in on_host)))
         for local_rank, index in enumerate(on_host):
-            by_rank.append(workers[index])
+            by_rank.append(index)
             variables.append(
                 {
                     "RAY_JOB_ID": job,
@@ -236,7 +273,7 @@ def assign_ranks(workers: Sequence[Any]) -> tuple[list[Any], list[dict[str, str]
                     "RAY_TRAIN_LOCAL_RANK": str(local_rank),
                     "RAY_TRAIN_LOCAL_WORLD_SIZE": str(len(on_host)),
                     "RAY_TRAIN_NODE_RANK": str(node_rank),
-                    "RAY_TRAIN_COORDINATOR": locations[0][1],
+                    "RAY_TRAIN_COORDINATOR": locations[first][1],
                     _DEVICES: devices,
                 }
             )
@@ -249,6 +286,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--bundle", type=json.loads, required=True)
     parser.add_argument("--placement", required=True)
+    parser.add_argument("--elastic", type=json.loads, metavar="COMMAND")
+    parser.add_argument("--replacements", type=int, default=0)
     parser.add_argument("-x", action="append", default=[], dest="variables", metavar="NAME")
     parser.add_argument("command", nargs="+")
     return parser.parse_args()
@@ -262,15 +301,31 @@ def main() -> int:
     group = await_placement(arguments, stop_request)
     if group is None:
         return 128 + signal.SIGTERM
-    workers, variables = assign_ranks(start_workers(group, arguments.bundle))
+    bundle = arguments.bundle
+    workers = [start_worker(group, bundle, index) for index in range(group.bundle_count)]
+    by_rank, variables = assign_ranks(workers)
     common = {name: os.environ[name] for name in arguments.variables if name in os.environ}
+    if arguments.elastic:
+        common["ISOTRAIN_RAY_ELASTIC"] = "1"
+    ranks = [workers[index] for index in by_rank]
     ray.get(
         [
             worker.start.remote(arguments.command, {**common, **of_rank})
-            for worker, of_rank in zip(workers, variables, strict=True)
+            for worker, of_rank in zip(ranks, variables, strict=True)
         ]
     )
-    return Ranks(workers).follow(stop_request)
+    if not arguments.elastic:
+        return Ranks(ranks).follow(stop_request)
+
+    def replace(rank: int) -> Any:
+        """Starts a process that joins the run, in the bundle of a lost rank or of a lost one's successor."""
+        worker = start_worker(group, bundle, by_rank[rank])
+        by_rank.append(by_rank[rank])
+        variables.append(variables[rank])
+        worker.start.remote(arguments.elastic, {**common, **variables[rank]})
+        return worker
+
+    return Ranks(ranks, replace, arguments.replacements).follow(stop_request)
 
 
 if __name__ == "__main__":

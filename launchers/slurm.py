@@ -161,8 +161,19 @@ class SlurmLauncher(SchedulerLauncher):
             submit_with={_JOB_SCRIPT: ("sbatch",)},
         )
 
+    def replacement(self, command: RankCommand) -> Submission:
+        """A step with one task on any node of this allocation, else a job of its own."""
+        job = os.environ.get("SLURM_JOB_ID")
+        # The step of the run keeps the resources of its lost task.
+        overlap = () if job is None else ("--overlap",)
+        step = ("srun", "--nodes=1", "--ntasks=1", *overlap, *self._options())
+        return Submission(
+            ((*step, f"--job-name={command.name}", *command.arguments),),
+            cleanup_commands=(_cancel_command(command.name, job),),
+        )
+
     def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
-        if _is_elastic(command):
+        if command.is_elastic:
             options = (*options, _NO_KILL)  # else the allocation ends with a lost node
         command = replace(command, follow_options=())
         run = shlex.join([*step, *command.arguments])
@@ -211,13 +222,9 @@ def _step_options(command: RankCommand) -> tuple[str, ...]:
 
     SLURM ends them, hanging ones included, but those of elastic runs.
     """
-    if _is_elastic(command):
+    if command.is_elastic:
         return ("--kill-on-bad-exit=0", "--wait=0", _NO_KILL)
     return ("--kill-on-bad-exit=1",)
-
-
-def _is_elastic(command: RankCommand) -> bool:
-    return bool(json.loads(command.spec_text).get("elastic"))
 
 
 def _cancel_command(name: str, job: str | None) -> tuple[str, ...]:

@@ -75,8 +75,8 @@ class LocalStepStrategy(Strategy):
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
         """Evaluates with the synchronised weights, then restores each replica's local weights."""
         local = group.compute(read_weights)
-        self.sync_weights(group)
         try:
+            self.sync_weights(group)
             yield
         finally:
             group.compute(write_weights, local)
@@ -86,9 +86,7 @@ class LocalStepStrategy(Strategy):
         self.sync_weights(group)
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
-        """Notes that with another number of replicas the local weights are lost."""
-        if strategy_before == self.name and replicas_before != replicas:
-            return [f"{self.name}: each replica's local weights: all continue from their mean"]
+        """None: the weights, of which all get the mean, are not the strategy's own state."""
         return []
 
     def exchanges_per_step(self, default: float, count: Callable[[int], int]) -> float:

@@ -190,6 +190,15 @@ class Compressed(Strategy):
             return [f"{self.name}: the gradient residuals (error feedback) until now"]
         return [f"{self.name}: starts without gradient residuals (error feedback)"]
 
+    def why_not_elastic(self) -> str | None:
+        """None for the methods in 16 bits, which keep nothing from step to step."""
+        if self._method in _DTYPES:
+            return None
+        return (
+            f"method {self._method} keeps on each replica what it has not sent yet (error feedback), and that"
+            f" of a lost replica is lost with it; {' and '.join(_DTYPES)} keep nothing"
+        )
+
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Computes gradients, reduces them compressed, applies their mean. Returns the scalar mean loss."""
         if self._is_native or (self._method == "powersgd" and batch.step < self._start):

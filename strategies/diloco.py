@@ -345,13 +345,22 @@ class DiLoCo(LocalSGD):
             self._under_way.append(_Exchange(index, min(steps_left, self._overlap), _done(means)))
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
-        """Notes that the outer momentum, or each replica's local weights and residual, are lost."""
+        """Notes that the outer momentum, or each replica's residual, is lost."""
         if strategy_before != self.name:
             return [f"{self.name}: the outer momentum starts at zero, from the current weights"]
-        notes = super().resume_notes(strategy_before, replicas_before, replicas)
-        if notes and self._bits:
-            notes.append(f"{self.name}: what rounding to {self._bits} bits has left to send")
-        return notes
+        if self._bits and replicas_before != replicas:
+            return [f"{self.name}: what rounding to {self._bits} bits has left to send"]
+        return []
+
+    def why_not_elastic(self) -> str | None:
+        """Reason why the others cannot go on: an option with which weights are never equal; None: none."""
+        if self._fragment_count > 1:
+            return (
+                "with fragments, the weights of replicas are never all equal; leave fragments out"
+            )
+        if self._overlap:
+            return "with overlap, the weights of replicas are never all equal; leave overlap out"
+        return None
 
     def _averaged_part(self, step: int) -> float:
         return len(self._exchanged_after(step)) / self._fragment_count

@@ -56,10 +56,10 @@ class ElasticAveraging(LocalStepStrategy):
         self._centre = group.compute(as_trainable, centres)
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
-        """Notes that the centre, or each replica's local weights, are lost."""
+        """Notes that the centre is lost."""
         if strategy_before != self.name:
             return [f"{self.name}: the centre starts again, from the current weights"]
-        return super().resume_notes(strategy_before, replicas_before, replicas)
+        return []
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Takes a local step and, every `every` steps, an elastic update; returns the scalar mean loss.
@@ -88,6 +88,13 @@ class ElasticAveraging(LocalStepStrategy):
         """Moves the centre once more, for the last steps, and gives it to all replicas."""
         self._move_centre(group)
         self.sync_weights(group)
+
+    def why_not_elastic(self) -> str:
+        """Reason why the others cannot go on: the centre has no replica's weights."""
+        return (
+            "each replica has weights of its own, towards which the centre only moves, and those of a lost"
+            " replica are lost with it"
+        )
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes of a ring all-reduce of the weights in each elastic update, and in one at the end."""

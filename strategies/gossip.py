@@ -79,6 +79,13 @@ class Gossip(LocalStepStrategy):
                 group.compute(mix, static=self._mixings[(count - 1) % len(self._mixings)])
         return loss
 
+    def why_not_elastic(self) -> str:
+        """Reason why the others cannot go on: mixing does not give all replicas the same weights."""
+        return (
+            "each replica has weights of its own, of which its neighbours have a part, and those of a lost"
+            " replica are lost with it"
+        )
+
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes of the weights to each neighbour (complete graph: an all-reduce), and a final all-reduce."""
         all_reduce = 2 * (replicas - 1) / replicas * gradient_bytes

@@ -50,24 +50,26 @@ class Hierarchical(Strategy):
         self._hosts: Hosts = ()
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses float16 and hosts of unequal size.
+        """Refuses float16 and a `host_size` that does not divide the replicas.
 
         Raises:
             PlanError: The replicas do not divide into hosts of `host_size`.
             UnsupportedError: The precision is float16.
         """
         option_checks.refuse_float16(self.name, spec, "sums gradients without a loss scale")
-        self._hosts_of(plan)
+        if self._size is not None and plan.replicas > 1:
+            hosts_of_size(f"strategy {self.name}", plan.replicas, self._size)
         return []
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> None:
-        """Keeps which replicas share a host."""
-        self._hosts = self._hosts_of(plan)
+        """Keeps which replicas share a host; in an elastic run the last one may have fewer."""
+        replicas, size = range(plan.replicas), self._size
+        self._hosts = plan.hosts
+        if size is not None and plan.replicas > 1:
+            self._hosts = tuple(tuple(replicas[first : first + size]) for first in replicas[::size])
 
-    def _hosts_of(self, plan: Plan) -> Hosts:
-        if self._size is None or plan.replicas == 1:
-            return plan.hosts
-        return hosts_of_size(f"strategy {self.name}", plan.replicas, self._size)
+    def why_not_elastic(self) -> None:
+        """None: it keeps nothing, and its levels are formed anew of the replicas that are there."""
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """All-reduces gradients in two levels and applies their mean; returns the mean loss, a scalar."""

@@ -146,6 +146,14 @@ class LocalSGD(LocalStepStrategy):
         if self._counts.steps:
             self._average(group)
 
+    def why_not_elastic(self) -> str | None:
+        """None: the others go back to the last averaging (`is_savepoint`)."""
+        return None
+
+    def is_savepoint(self, step: int) -> bool:
+        """Whether all replicas have the same weights after a step: a synchronous one, or an averaging."""
+        return step < self._start or self.is_averaged_after(step)
+
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes of a ring all-reduce per averaging, as a mean over the run (or the last phase)."""
         all_reduce = 2 * (replicas - 1) / replicas * gradient_bytes

@@ -92,6 +92,13 @@ class ParameterServer(Strategy):
             " their updates applied"
         ]
 
+    def why_not_elastic(self) -> str:
+        """Reason why the others cannot go on without the parameter server."""
+        return (
+            "only the parameter server has the weights and the optimizer state; without elastic, too, the run"
+            " goes on when a worker is lost"
+        )
+
     def finished(self, group: ReplicaGroup) -> None:
         """Waits for the slices in progress."""
         group.barrier()

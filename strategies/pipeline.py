@@ -276,6 +276,13 @@ class Pipeline(Strategy):
     def _shape_of(self, micro_batches: int) -> PipelineShape:
         return PipelineShape(self._stages, micro_batches, self._chunks, self._stage_processes)
 
+    def why_not_elastic(self) -> str:
+        """Reason why the others cannot go on: a replica is several processes."""
+        return (
+            "the processes of a replica each have a stage of the model, and without one of them the others of"
+            " that replica cannot step"
+        )
+
     def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan:
         """The stages with their layers, times and memory, from the profile."""
         shape = self._shape_of(plan.gradient_accumulation_steps)

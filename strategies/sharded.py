@@ -123,6 +123,7 @@ class Sharded(Strategy):
             self.name, "bucket_megabytes", bucket_megabytes
         )
         hosts = self._hybrid(hybrid, host_size)
+        self._is_hybrid = hosts is not None
         if stage == 3:
             self.summary = "sharded, weights too: they are gathered where they are needed (FSDP)"
             self.parallel_layout = FullyShardedLayout(int(self._bucket_bytes), hosts)
@@ -132,6 +133,7 @@ class Sharded(Strategy):
             self.parallel_layout = ShardedLayout(hosts)
             self.requires = self.requires | {Capability.SUBGROUPS}
         self._clips = False
+        self._gathers_by_unit = True
         self._shards_gradients = stage > 1
         self._gradient_accumulation_steps = 1
         self._hosts: Hosts = ()
@@ -148,7 +150,7 @@ class Sharded(Strategy):
         return Hybrid(host_size)
 
     def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses float16, custom optimizers, and those that need whole matrices where weights are sharded.
+        """Refuses float16, custom optimizers, and those that need whole weights where these are sharded.
 
         Raises:
             UnsupportedError: The precision is float16, or the optimizer is such a one.
@@ -160,7 +162,18 @@ class Sharded(Strategy):
                 f"strategy {self.name}: optimizer {spec.optimizer.name} needs the whole gradient of a matrix,"
                 " and with stage 3 each replica has a shard of it. Use stage 1 or 2."
             )
-        return []
+        if self._stage < 3 or spec.reproducible is None or plan.replicas == 1:
+            return []
+        if spec.optimizer.name == "lamb":
+            raise UnsupportedError(
+                f"strategy {self.name}: optimizer lamb takes the norms of weights, and with stage 3 their"
+                " squares are added shard by shard, so that reproducible would not keep the bits. Use stage 1"
+                " or 2, or leave reproducible out."
+            )
+        return [
+            f"strategy {self.name}: with reproducible, stage 3 gathers all weights once for all parts of a"
+            " step: a replica has all weights and gradients in a step, and its shards between steps"
+        ]
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> None:
         """Assigns the weights to replicas.
@@ -170,6 +183,7 @@ class Sharded(Strategy):
         """
         self._hosts = plan.device_mesh.groups(SHARD)
         self._gradient_accumulation_steps = plan.gradient_accumulation_steps
+        self._gathers_by_unit = spec.reproducible is None
         self._shards_gradients = self._stage > 1 and spec.reproducible is None
         if self._stage == 3:
             return
@@ -222,9 +236,23 @@ class Sharded(Strategy):
     def apply_gradients(
         self, group: ReplicaGroup, gradients: Sequence[Sequence[Tensor]], learning_rate: float
     ) -> None:
-        """Updates the local shard and all-gathers weights (stages 1 and 2)."""
+        """Updates the local shard, and all-gathers weights in stages 1 and 2: stage 3 does so in a step."""
         group.apply_gradients(gradients, learning_rate)
-        group.compute(all_gather_weights, static=self._shard_buckets)
+        if self._stage < 3:
+            group.compute(all_gather_weights, static=self._shard_buckets)
+
+    def why_not_elastic(self) -> str:
+        """Reason why the others cannot go on: by stage, and for hybrid runs."""
+        if self._is_hybrid:
+            return (
+                "each host has every shard once, so that one which loses a process lacks a shard, and all"
+                " hosts need equally many replicas"
+            )
+        lost = "weights and their optimizer state" if self._stage == 3 else "optimizer state"
+        return (
+            f"each replica has a shard of the {lost} that no other has, and that of a lost replica is lost"
+            " with it"
+        )
 
     @contextmanager
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
@@ -271,11 +299,15 @@ class Sharded(Strategy):
     def _fully_sharded_bytes(self, model: ModelBytes, shards: int) -> StateBytes:
         """A shard of all trainable weights, and one unsharded unit of weights and of gradients.
 
-        With gradient accumulation, gradients stay unsharded between micro-batches.
+        With gradient accumulation, gradients stay unsharded between micro-batches; with `reproducible`,
+        weights do, too.
         """
         replicated = model.replicated
         trainable = sum(model.weights)
         shard = -(-trainable // shards)
+        if not self._gathers_by_unit:
+            whole = replicated.weights if shards == 1 else replicated.weights + shard
+            return replace(replicated, weights=whole, slots=shard * model.slots)
         unit = min(trainable - shard, max(int(self._bucket_bytes), *model.weights))
         weights = shard + unit + model.fixed
         gradients = shard + unit if self._gradient_accumulation_steps == 1 else replicated.gradients

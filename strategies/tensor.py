@@ -112,6 +112,13 @@ class TensorParallel(Strategy):
         objectives = [spec.objective, *(each.objective for each in (spec.updates or {}).values())]
         return [_OBJECTIVE_NOTE] if any(objectives) else []
 
+    def why_not_elastic(self) -> str:
+        """Reason why the others cannot go on: a replica is several processes."""
+        return (
+            "the processes of a replica each have a part of its layers, and without one of them the others of"
+            " that replica cannot step"
+        )
+
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Runs one synchronous step on the global batch; returns the mean loss, a scalar."""
         return group.synchronous_step(batch, learning_rate)

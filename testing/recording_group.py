@@ -41,6 +41,7 @@ NEEDS: Mapping[str, Capability] = {
     "reseed": Capability.PARAMETER_SERVER_STEP,
     "part_sums": Capability.ORDERED_SUMS,
     "evaluation_part_sums": Capability.ORDERED_SUMS,
+    "accumulate": Capability.ORDERED_SUMS,
     "add_part_sums": Capability.ORDERED_SUMS,
 }
 """Capability that each method of a replica group requires; every backend has the other methods."""

@@ -10,13 +10,14 @@ from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.strategy import Invariant, Strategy
-from isotrain.core.errors import PlanError
+from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.planning.planner import make_plan, missing_capabilities
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing import digits, strategy_runs
+from isotrain.testing.checks import elastic as elastic_checks
 from isotrain.testing.checks import resume as resume_checks
 from isotrain.testing.checks import strategy as strategy_checks
 from isotrain.testing.checks.strategy import Evidence
@@ -160,7 +161,15 @@ STRATEGY_RUNS = (
 RESUMES = Check(resume_checks.strategy_resumes_exactly, frozenset({Capability.NAMED_STATE}))
 """Check that starts its own runs."""
 
-CHECKS = (DECLARATIONS, *(check for trial in STRATEGY_RUNS for check in trial.checks), RESUMES)
+ELASTIC = Check(elastic_checks.elastic_as_declared)
+"""Check that starts its own runs, on the reference backend."""
+
+CHECKS = (
+    DECLARATIONS,
+    *(check for trial in STRATEGY_RUNS for check in trial.checks),
+    RESUMES,
+    ELASTIC,
+)
 """All checks of a strategy, in the order of a scorecard."""
 
 
@@ -202,6 +211,7 @@ def check_strategy(
 
         results += outcomes(trial, strategy, adapter, run)
     results.append(resume_outcome(name, with_options, chosen))
+    results.append(elastic_outcome(name, with_options))
     return Scorecard("strategy", name, chosen, replicas, tuple(results))
 
 
@@ -219,6 +229,20 @@ def resume_outcome(name: str, options: Mapping[str, Any], backend: str) -> Outco
     if obstacle:
         return RESUMES.skipped(obstacle)
     return outcome_of(RESUMES, name, options, backend)
+
+
+def elastic_outcome(name: str, options: Mapping[str, Any]) -> Outcome:
+    """Makes `ELASTIC`; skipped where the strategy is not elastic, or does not fit the runs."""
+    plugins = plugin_manager()
+    obstacle = plugins.strategy(name, dict(options)).why_not_elastic()
+    if obstacle:
+        return ELASTIC.skipped(obstacle)
+    spec = ResolvedSpec(load_spec(elastic_checks.elastic_case(name, options)), plugins)
+    try:
+        make_plan(spec, backend=elastic_checks.BACKEND, replicas=elastic_checks.REPLICAS)
+    except IsotrainError as error:
+        return ELASTIC.skipped(str(error))
+    return outcome_of(ELASTIC, name, options)
 
 
 def fitting_backend(strategy: Strategy, host: PluginManager) -> str:

@@ -175,7 +175,16 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the longest files first."""
+    """Runs the longest files first, and refuses names of tests that differ between processes.
+
+    The representation of a function has an address in memory: the test processes would collect
+    different tests, and none of them would run.
+    """
+    changing = sorted({item.nodeid for item in items if " at 0x" in item.nodeid})
+    if changing:
+        raise pytest.UsageError(
+            f"tests whose names hold an address in memory, {changing}: name them by id="
+        )
 
     def position(item: pytest.Item) -> int:
         name = item.path.relative_to(TESTS).as_posix()

@@ -17,28 +17,27 @@ if TYPE_CHECKING:
     from isotrain.plugin import Plan
 
 
-_UNORDERED = "a replica updates a shard of each weight, in which kernels may round otherwise"
-
-
 def layout_capabilities(replicated: Capabilities) -> dict[str, Capabilities]:
     """Capabilities by parallel layout, for backends that have all layouts.
 
     Args:
         replicated: Capabilities of the backend's replicated groups.
     """
+    fully_sharded = Capabilities.only(
+        {
+            Capability.SYNCHRONOUS_STEP,
+            Capability.NAMED_STATE,
+            Capability.UNSHARD_WEIGHTS,
+            Capability.HYBRID_SHARDING,
+            Capability.ORDERED_SUMS,
+        },
+        "a replica has a shard of each weight",
+    )
     return {
         "replicated": replicated,
         "parameter-server": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(replicated),
-        "fully-sharded": Capabilities.only(
-            {
-                Capability.SYNCHRONOUS_STEP,
-                Capability.NAMED_STATE,
-                Capability.UNSHARD_WEIGHTS,
-                Capability.HYBRID_SHARDING,
-            },
-            "a replica has a shard of each weight",
-        ).with_changes(lacks={Capability.ORDERED_SUMS: _UNORDERED}),
+        "fully-sharded": fully_sharded,
         "tensor": Capabilities.only(
             {Capability.SYNCHRONOUS_STEP, Capability.NAMED_STATE, Capability.UNSHARD_WEIGHTS},
             "a process has a part of the layers that are cut",

@@ -168,14 +168,19 @@ class Horovod(TcpParameterServer):
         is_of_operation = type(error).__module__.startswith(f"{self.framework}.") and _GLOO in text
         return isinstance(error, HorovodInternalError) or _SHUT_DOWN in text or is_of_operation
 
-    def why_not_elastic(self) -> str | None:
+    def why_not_elastic(self, requires: frozenset[Capability]) -> str | None:
         build = build_info.installed(self.framework)
-        if build and build.extension and build_info.survives_failed_start(build.extension):
-            return None
-        return (
-            "this build of Horovod ends all processes if one is lost while they connect;"
-            f" {REBUILD_HINT}"
-        )
+        if not (build and build.extension and build_info.survives_failed_start(build.extension)):
+            return (
+                "this build of Horovod ends all processes if one is lost while they connect;"
+                f" {REBUILD_HINT}"
+            )
+        if Capability.SUBGROUPS in requires:
+            return (
+                "the strategy has subgroups, for which Horovod has process sets, and with these Horovod ends"
+                " all processes when one is lost. Use strategy data-parallel"
+            )
+        return None
 
     def interrupt_group(self) -> None:
         if "horovod" in sys.modules:

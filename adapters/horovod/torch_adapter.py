@@ -34,7 +34,7 @@ class HorovodTorch(TorchAdapter, Horovod):
                     "Horovod's collectives run one after the other, so that a step's loss would wait"
                 )
             }
-        )
+        ),
     )
     packages = (build_info.DISTRIBUTION, "torch", "keras")
     summary = "Horovod under PyTorch, one process per replica"

@@ -14,6 +14,7 @@ import torch
 
 from isotrain.adapters.horovod import private_api, runtime
 from isotrain.adapters.torch.base.initial_broadcast import broadcast_initial_values
+from isotrain.adapters.torch.base.tensors import separate_gradients
 from isotrain.adapters.torch.comm.base import Communicator, Wait
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.plugin import (
@@ -188,10 +189,11 @@ class _OverlappingReducer:
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], compression: Any, groups: int | None
     ) -> None:
+        self._weights = list(parameters.values())
         self._groups = groups
         self._scalar: torch.Tensor | None = None
         self._optimizer = hvd.DistributedOptimizer(
-            private_api.ParameterStub([{"params": list(parameters.values())}]),
+            private_api.ParameterStub([{"params": self._weights}]),
             named_parameters=list(parameters.items()),
             compression=_Contiguous(compression),
             op=hvd.Average,
@@ -231,6 +233,7 @@ class _OverlappingReducer:
             self._scalar = None
         private_api.set_backward_passes(self._optimizer, _NEVER)
         self._optimizer.synchronize()
+        separate_gradients(self._weights)  # gradients that shared memory do so again
 
 
 class _SingleCallReducer:

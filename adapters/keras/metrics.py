@@ -20,6 +20,7 @@ from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.shapes import fit
 from isotrain.plugin import (
     Component,
+    DataError,
     SpecError,
     TrainingSpec,
     UnsupportedError,
@@ -198,7 +199,7 @@ def checking_shapes(
 def require_fit(
     field: str, name: str, kind: str, targets: Any, predictions: Any, axis: int = -1
 ) -> None:
-    """Refuses targets and predictions that a loss or metric of Keras would only compare by broadcasting.
+    """Refuses targets that a loss or metric of Keras cannot take, or would only compare by broadcasting.
 
     Args:
         field: Spec field, for the message.
@@ -209,10 +210,20 @@ def require_fit(
         axis: Class axis of the predictions.
 
     Raises:
+        DataError: The targets are text.
         SpecError: The shapes do not fit.
     """
+    _refuse_text(field, name, targets)
     if not fit(kind, targets, predictions, axis):
         raise SpecError(f"{_unfit(field, name, targets, predictions)}. {_FIT}")
+
+
+def _refuse_text(field: str, name: str, targets: Any) -> None:
+    if getattr(targets, "dtype", None) == "string":
+        raise DataError(
+            f"data: the targets hold text, and {field}: {name!r} takes numbers only. Encode them in the data"
+            " set or in a `collate` of the spec."
+        )
 
 
 def _scope(field: str, name: str) -> contextlib.AbstractContextManager[Any]:
@@ -294,7 +305,12 @@ def named_results(name: str, result: Any) -> dict[str, float]:
 
 
 def inferred_accuracy(targets: Any, predictions: Any) -> Any:
-    """Accuracy per sample: binary, categorical or sparse categorical, chosen by the shapes."""
+    """Accuracy per sample: binary, categorical or sparse categorical, chosen by the shapes.
+
+    Raises:
+        DataError: The targets are text.
+    """
+    _refuse_text("metrics", "accuracy", targets)
     if len(predictions.shape) == 1:
         targets, predictions = keras.ops.reshape(targets, (-1, 1)), predictions[:, None]
     if predictions.shape[-1] == 1:

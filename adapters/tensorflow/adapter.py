@@ -222,7 +222,7 @@ class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
     cpu_collective = "ring"
     parameter_server_transport = "grpc"
 
-    def why_not_elastic(self) -> str | None:
+    def why_not_elastic(self, requires: frozenset[Capability]) -> str | None:
         return "TensorFlow's runtime cannot change its cluster in a living process"
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:

@@ -26,6 +26,7 @@ from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
 from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch
 from isotrain.plugin import (
+    RECORDED,
     BackendConfig,
     ConnectionLostError,
     CoordinatorGroup,
@@ -39,6 +40,7 @@ from isotrain.plugin import (
     connect,
     events,
     map_tree,
+    recorded_coordinator_group,
 )
 
 _PROTOCOL = "grpc"
@@ -50,6 +52,15 @@ def start_coordinator(
     spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
 ) -> CoordinatorGroup:
     """Connects the coordinator to workers and servers, and builds the model on the servers."""
+    if backend_config.collective == RECORDED:
+
+        def build() -> TensorFlowReplicaGroup:
+            local = SingleReplicaCommunicator()
+            group = TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), local)
+            _require_stateless(group.model, group.trainer.statistics)
+            return group
+
+        return recorded_coordinator_group(server_connection, build)
     _prepare(backend_config, server_connection)
     gpu.use_none()
     liveness = WorkerLiveness(server_connection)

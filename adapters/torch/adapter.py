@@ -131,7 +131,7 @@ class TorchDDP(TorchAdapter):
     def is_peer_error(self, error: BaseException) -> bool:
         return is_torch_peer_error(error)
 
-    def why_not_elastic(self) -> str | None:
+    def why_not_elastic(self, requires: frozenset[Capability]) -> str | None:
         return None
 
     def interrupt_group(self) -> None:
@@ -151,7 +151,7 @@ class TorchDDP(TorchAdapter):
         context: ProcessContext,
         unit_bytes: int,
     ) -> ReplicaGroup:
-        if not isinstance(spec.model, Mapping):
+        if not isinstance(spec.model, Mapping) or spec.reproducible:
             return super().start_fully_sharded(spec, backend_config, context, unit_bytes)
         keras_backend.set_backend("torch")
         from isotrain.adapters.torch.base.gpu import replica_device

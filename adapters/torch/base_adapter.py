@@ -35,8 +35,7 @@ INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torc
 _ONLY_CPU = {"CUDA_VISIBLE_DEVICES": "", "KERAS_TORCH_DEVICE": "cpu"}
 """Environment variables of runs on CPUs; Keras would choose any accelerator of torch, such as Intel's."""
 _NOT_CAPTURED = {
-    "fully-sharded": "with sharded weights are not captured: Keras computes each step eagerly, and weights"
-    " are gathered as it reads them",
+    "fully-sharded": "with sharded weights are not captured: Keras computes each step eagerly",
     "tensor": "with layers that are cut are not captured: Keras computes each step eagerly, and layers"
     " communicate in it",
 }

@@ -395,8 +395,9 @@ _ALL = (
         _WARNING,
         "the state of the model does not fit the memory",
         "Weights, gradients and optimizer state take more than there is. Either those of all replicas here"
-        " take more than this machine has, or those of one take more than a GPU has. Activations come on"
-        " top. Such a run swaps, the system ends it, or the GPU refuses.",
+        " take more than this machine has, or those of one take more than a GPU has. In a container"
+        " or job with a memory limit, that limit counts (cgroup), and the finding names its file. Activations"
+        " come on top. Such a run swaps, the system ends it, or the GPU refuses.",
         "Use the strategy that the finding names, fewer replicas on this machine, or a smaller model."
         " `recompute` saves activation memory.",
     ),

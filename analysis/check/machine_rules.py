@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from isotrain.analysis.check.subject import CheckTarget, Hit, Subject
-from isotrain.core.contracts.device_mesh import DeviceMesh
-from isotrain.core.contracts.plan import Plan, split_backend
-from isotrain.core.contracts.state import ModelBytes
+from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import BackendUnavailableError, PlanError
+from isotrain.core.planning.memory_limit import MemoryLimit, replicas_text
 from isotrain.core.planning.planner import make_plan, missing_capabilities
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.quantities import counted
@@ -86,7 +84,7 @@ def devices(subject: Subject) -> Iterator[Hit]:
         if plan.device != "cpu":
             continue
         gpus = 0 if subject.spec.device == "cpu" else target.adapter.accelerators()
-        processes, description = plan.device_mesh.total_size, _told(plan)
+        processes, description = plan.device_mesh.total_size, replicas_text(plan)
         if gpus:
             yield Hit("ISO403", "replicas", f"{description}, {counted(gpus, 'GPU')}", where)
         if processes > cores:
@@ -96,97 +94,20 @@ def devices(subject: Subject) -> Iterator[Hit]:
             yield Hit("ISO405", "threads", words, where)
 
 
-def _told(plan: Plan) -> str:
-    """The number of replicas, or of processes and replicas, as text."""
-    if plan.device_mesh.total_size == plan.replicas:
-        return counted(plan.replicas, "replica")
-    return f"{plan.device_mesh.total_size} processes of {plan.replicas} replicas"
-
-
-@dataclass(frozen=True)
-class MemoryLimit:
-    """Memory that the training state must fit into: this machine's, or that of each GPU.
-
-    Attributes:
-        target: Target whose state must fit.
-        model: Size of the model's state in bytes.
-        limit_bytes: Available memory in bytes.
-    """
-
-    target: CheckTarget
-    model: ModelBytes
-    limit_bytes: int
-
-    @classmethod
-    def of(cls, target: CheckTarget, model: ModelBytes) -> MemoryLimit | None:
-        """The memory limit of a target; None if the memory of its GPUs is unknown."""
-        if target.plan.device == "cpu":
-            return cls(target, model, hardware.memory_bytes())
-        gpu_bytes = hardware.gpu_memory_bytes()
-        return None if gpu_bytes is None else cls(target, model, gpu_bytes)
-
-    @property
-    def _is_gpu(self) -> bool:
-        return self.target.plan.device != "cpu"
-
-    def bytes_needed(self, strategy: Strategy) -> int:
-        """Bytes of state on one GPU, or on CPUs of all processes of the host that has most."""
-        plan = self.target.plan
-        per_process = strategy.state_bytes(self.model, plan.replicas).total
-        if self._is_gpu:
-            return per_process
-        most = max(map(len, plan.hosts)) / plan.replicas
-        return per_process * math.ceil(self._mesh(strategy).total_size * most)
-
-    def _mesh(self, strategy: Strategy) -> DeviceMesh:
-        plan = self.target.plan
-        return strategy.parallel_layout.for_replicas(plan.replicas).device_mesh_on_hosts(
-            plan.replicas, plan.hosts
-        )
-
-    def notes_if_fitting(self, strategy: Strategy, spec: TrainingSpec) -> list[str] | None:
-        """The backend's notes if a strategy could replace the target's and would fit; else None."""
-        target = self.target
-        adapter = target.adapter
-        try:
-            mesh = self._mesh(strategy)
-            plan = replace(target.plan, device_mesh=mesh)
-            strategy.validate(spec, plan)
-            strategy.configure(spec, plan)
-            notes = adapter.check_layout(spec, strategy.parallel_layout.name)
-        except PlanError:
-            return None
-        if (
-            missing_capabilities(strategy, adapter)
-            or self.bytes_needed(strategy) > self.limit_bytes
-        ):
-            return None
-        if self._is_gpu and mesh.total_size > adapter.accelerators():
-            return None
-        return notes
-
-    def message(self, taken: int) -> str:
-        """The message that the state, of `taken` bytes, needs more memory than there is."""
-        gibs, most = f"{taken / 2**30:.3g} GiB", f"{self.limit_bytes / 2**30:.3g}"
-        if self._is_gpu:
-            return f"each GPU would have to hold {gibs}, and has {most}"
-        return f"{_told(self.target.plan)} take {gibs}, and this machine has {most}"
-
-
 def memory(subject: Subject) -> Iterator[Hit]:
     """State that exceeds the memory of the machine or a GPU, and the strategies that would fit."""
     for target in subject.targets:
         probe = subject.probes.get(target.plan.framework)
-        memory_limit = (
-            None if probe is None or probe.model is None else MemoryLimit.of(target, probe.model)
+        limit = (
+            None
+            if probe is None or probe.model is None
+            else MemoryLimit.of(target.plan, probe.model)
         )
-        if (
-            memory_limit is None
-            or (taken := memory_limit.bytes_needed(subject.strategy)) <= memory_limit.limit_bytes
-        ):
+        excess = None if limit is None else limit.excess(subject.strategy)
+        if limit is None or excess is None:
             continue
         candidates = {
-            argument: memory_limit.notes_if_fitting(other, subject.spec)
+            argument: _notes_if_fitting(target, limit, other, subject.spec)
             for argument, other in subject.memory_saving.items()
         }
         fitting = {argument: notes for argument, notes in candidates.items() if notes is not None}
@@ -194,8 +115,26 @@ def memory(subject: Subject) -> Iterator[Hit]:
             f"--strategy {' or '.join(fitting)} would fit" if fitting else "no strategy would fit"
         )
         caveats = [f" ({name}: {'; '.join(caveat)})" for name, caveat in fitting.items() if caveat]
-        words = f"{memory_limit.message(taken)}; {advice}{''.join(caveats)}"
-        yield Hit("ISO407", "model", words, (target.label,))
+        yield Hit("ISO407", "model", f"{excess}; {advice}{''.join(caveats)}", (target.label,))
+
+
+def _notes_if_fitting(
+    target: CheckTarget, limit: MemoryLimit, strategy: Strategy, spec: TrainingSpec
+) -> list[str] | None:
+    """The backend's notes if a strategy could replace the target's and would fit; else None."""
+    adapter, mesh = target.adapter, limit.mesh(strategy)
+    try:
+        plan = replace(target.plan, device_mesh=mesh)
+        strategy.validate(spec, plan)
+        strategy.configure(spec, plan)
+        notes = adapter.check_layout(spec, strategy.parallel_layout.name)
+    except PlanError:
+        return None
+    if missing_capabilities(strategy, adapter) or limit.excess(strategy) is not None:
+        return None
+    if plan.device == "gpu" and mesh.total_size > adapter.accelerators():
+        return None
+    return notes
 
 
 def notes(subject: Subject) -> Iterator[Hit]:

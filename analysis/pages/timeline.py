@@ -93,7 +93,7 @@ def draw(groups: Mapping[str, Sequence[Span]], unit: Unit, start: str, width: in
         _draw_group(canvas, axes, spans, top + _HEADING, unit, looks)
         top += _height(spans)
     handles = [
-        axes.bar(0, 0, color=_COLOURS[index], hatch=_HATCHES[index], edgecolor=PAPER)
+        axes.bar(0, 0, 0, color=_COLOURS[index], hatch=_HATCHES[index], edgecolor=PAPER)
         for index in looks.values()
     ]
     canvas.legend(canvas.height - foot, handles, names)

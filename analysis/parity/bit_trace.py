@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,10 +16,13 @@ from isotrain.core.contracts.job import InternalWork
 if TYPE_CHECKING:
     import numpy as np
 
+    from isotrain.core.contracts.state import StateInfo
     from isotrain.core.session.session import Session
 
 ORDER: tuple[Stage, ...] = ("loss", "weight", "optimizer", "state")
 """Compared numbers of a step, in the order in which a difference is looked for."""
+_SHAPE, _OFFSET = "shape of ", "offset of "
+"""Prefixes in the reference's files: of the tensor of a shard, and of the shard's first element in it."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,21 @@ class BitTrace(InternalWork):
         folder = Path(self.folder)
         steps, differences = [], list[dict[str, Any]]()
         numbers, expected = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        shards = _shards(session)
         for batch in itertools.islice(session.batches(), self.steps):
             numbers = _numbers(session, float(session.step(batch)))
             steps.append(batch.step)
             if self.is_reference:
                 folder.mkdir(exist_ok=True)
-                np.savez(folder / f"{batch.step}-{session.rank}.npz", **numbers)  # type: ignore[arg-type]
+                shapes = {f"{_SHAPE}{key}": np.array(info.shape) for key, info in shards.items()}
+                offsets = {f"{_OFFSET}{key}": np.array(info.offset) for key, info in shards.items()}
+                file = folder / f"{batch.step}-{session.rank}.npz"
+                np.savez(file, **numbers, **shapes, **offsets)  # type: ignore[arg-type]
             elif not differences:
                 expected = _read(folder, batch.step, session.rank)
+                for key in shards.keys() & expected.keys():
+                    slices = _shard_slices(shards[key].offset, numbers[key].shape)
+                    expected[key] = expected[key][slices]
                 differences = stage_differences(batch.step, numbers, expected)
         return {
             "steps": steps,
@@ -88,17 +98,42 @@ def _numbers(session: Session, loss: float) -> dict[str, np.ndarray]:
     return {"loss/loss": np.array(loss), **numbers}
 
 
-def _read(folder: Path, step: int, rank: int) -> dict[str, np.ndarray]:
-    """Numbers of all processes of the reference after a step: each may have optimizer state of its shard.
+def _shards(session: Session) -> dict[str, StateInfo]:
+    """Infos of the tensors of which this process has a part, by `STAGE/NAME`. Local."""
+    return {
+        f"{stage}/{name}": info
+        for stage, kind in STATE
+        for name, info in session.group.describe_state((kind,)).items()
+        if info.offset is not None and info.shard_shape != info.shape
+    }
 
-    What several have is that of the given rank.
+
+def _shard_slices(offset: Iterable[int] | None, shape: Iterable[int]) -> tuple[slice, ...]:
+    """Slices of the whole tensor that a shard of this shape has."""
+    assert offset is not None
+    return tuple(slice(at, at + count) for at, count in zip(offset, shape, strict=True))
+
+
+def _read(folder: Path, step: int, rank: int) -> dict[str, np.ndarray]:
+    """Numbers of all processes of the reference after a step, with the tensors that its shards make up.
+
+    What several have in full is that of the given rank.
     """
     import numpy as np
 
     numbers: dict[str, np.ndarray] = {}
     for file in sorted(folder.glob(f"{step}-*.npz"), key=lambda f: f.stem == f"{step}-{rank}"):
         with np.load(file, allow_pickle=False) as archive:
-            numbers |= {name: archive[name] for name in archive.files}
+            for name in archive.files:
+                if name.startswith((_SHAPE, _OFFSET)):
+                    continue
+                array = archive[name]
+                if f"{_OFFSET}{name}" not in archive:
+                    numbers[name] = array
+                    continue
+                shape = tuple(archive[f"{_SHAPE}{name}"])
+                whole = numbers.setdefault(name, np.zeros(shape, array.dtype))
+                whole[_shard_slices(archive[f"{_OFFSET}{name}"], array.shape)] = array
     return numbers
 
 

@@ -83,8 +83,8 @@ def parity(
         launcher_options: Options of the launcher, as for `isotrain.run`.
         bits: Whether losses, weights, optimizer state and non-trainable state have to be equal to the bit, as
             with `reproducible: bits`. Backends are of one framework, and strategies are `data-parallel`,
-            `sharded` of stages 1 and 2, or others whose replicas have all weights. Where replicas have
-            weights of their own between exchanges, as with `local-sgd`, all runs have as many replicas.
+            `sharded`, or others whose replicas have all weights. Where replicas have weights of their own
+            between exchanges, as with `local-sgd`, all runs have as many replicas.
 
     Returns:
         The verdict, and a record of every run.
@@ -128,7 +128,7 @@ def parity(
         read_maps(map),
         output,
         on_progress or default_progress(quiet),
-        needed={Capability.NAMED_STATE, Capability.GRADIENTS} if bits else NEEDED,
+        needed={Capability.NAMED_STATE} if bits else NEEDED,
     )
     for target in targets:
         tracer.plan(target, target.spec)
@@ -346,8 +346,8 @@ def _require_comparable_bits(
     """Refuses runs whose bits cannot be compared.
 
     Raises:
-        PlanError: Backends are of several frameworks; there is a weight name map; or numbers of replicas
-            differ, and replicas have weights of their own.
+        PlanError: Backends are of several frameworks; there is a weight name map; processes have parts of the
+            model that round otherwise; or numbers of replicas differ, and replicas have weights of their own.
     """
     if names is not None:
         raise PlanError(
@@ -359,13 +359,23 @@ def _require_comparable_bits(
             f"parity --bits: expected backends of one framework, received {' and '.join(sorted(frameworks))}:"
             " their kernels round differently. Leave --bits out."
         )
-    if len({each.replicas for each in targets}) > 1:
-        for each in targets:
-            if ResolvedSpec(each.spec, host).strategy.keeps_replicas_equal != "always":
-                raise PlanError(
-                    f"parity --bits: {each.strategy}: its replicas have weights of their own, and other"
-                    " numbers of replicas have no counterparts. Give one number of replicas."
-                )
+    has_several_counts = len({each.replicas for each in targets}) > 1
+    for each in targets:
+        strategy = ResolvedSpec(each.spec, host).strategy
+        layout = strategy.parallel_layout.for_replicas(each.replicas).name
+        backend = host.backend(split_backend(each.backend)[0])
+        capabilities = backend.capabilities_for(layout)
+        missing = capabilities.missing({Capability.ORDERED_SUMS})
+        if missing and Capability.GRADIENTS not in capabilities.has:
+            raise PlanError(
+                f"parity --bits: {each.name} has {'; '.join(missing)}. Choose another strategy, or leave"
+                " --bits out."
+            )
+        if has_several_counts and strategy.keeps_replicas_equal != "always":
+            raise PlanError(
+                f"parity --bits: {each.strategy}: its replicas have weights of their own, and other"
+                " numbers of replicas have no counterparts. Give one number of replicas."
+            )
 
 
 def _other_precision(spec: TrainingSpec) -> TrainingSpec:

@@ -150,10 +150,14 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, name: str, options: Iterable[str]) -> str:
         if self.commands:
             return " Options of a command go after its name."
-        field = _spec_field(name) if "--set" in options else None
+        called_here = _called_here(name)
+        field = _spec_field(called_here) if "--set" in options else None
         if field is not None:
-            return f" Fields of the spec are changed with --set {field}=VALUE."
-        return _did_you_mean(name, [o.removeprefix("--") for o in options if o.startswith("--")])
+            return f" Fields of the spec are changed with {_assignment(field)}."
+        long = [option.removeprefix("--") for option in options if option.startswith("--")]
+        return (
+            whether_meant(f"--{called_here}") if called_here in long else _did_you_mean(name, long)
+        )
 
 
 def _with_backends(text: str) -> str:
@@ -179,14 +183,33 @@ def _did_you_mean(name: str, options: Iterable[str]) -> str:
     return whether_meant(f"--{near}" if near else None)
 
 
-def _spec_field(option: str) -> str | None:
-    """The spec field with the name of this option, such as `optimizer.lr` for `--lr`; None without one."""
-    from isotrain.core.spec.optimizers import AdamW, Sgd  # slow to import: only on an error
-    from isotrain.core.spec.training_spec import TrainingSpec
-    from isotrain.core.spec.validation import OTHER_TOOLS_NAMES
+def _called_here(option: str) -> str:
+    """isotrain's name for an option of another tool, `replicas` for `--num-processes`; else its own."""
+    from isotrain.core.spec.validation import OTHER_TOOLS_NAMES  # slow to import: only on an error
 
     word = option.lstrip("-").replace("-", "_")
-    name = OTHER_TOOLS_NAMES.get(word, word)
-    if name in TrainingSpec.model_fields:
+    return OTHER_TOOLS_NAMES.get(word, word)
+
+
+def _spec_field(name: str) -> str | None:
+    """The spec field of this name, such as `optimizer.lr` for `lr`; None without one."""
+    from isotrain.core.spec.optimizers import AdamW, Sgd  # slow to import: only on an error
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+    if name.partition(".")[0] in TrainingSpec.model_fields:
         return name
     return f"optimizer.{name}" if name in {*Sgd.model_fields, *AdamW.model_fields} else None
+
+
+def _assignment(field: str) -> str:
+    """The option that changes a field of the spec; for one that takes a table alone, with its keys."""
+    from isotrain.core.spec.training_spec import TrainingSpec  # slow to import: only on an error
+    from isotrain.core.spec.validation import table_keys
+
+    info = TrainingSpec.model_fields.get(field)
+    keys = None if info is None else table_keys(info)
+    if keys is None:
+        return f"--set {field}=VALUE"
+    if not keys:
+        return f"--set '{field}={{KEY: VALUE}}'"
+    return f"--set {field}.KEY=VALUE, where KEY is one of {', '.join(keys)}"

@@ -127,8 +127,8 @@ class ClusterEnvironment(ABC):
             variables: Environment variables of a process.
         """
         return (
-            f"{self.name} has started the processes, and may end all when one is lost. Start them by srun, or"
-            " by the local launcher"
+            f"{self.name} has started the processes, and may end all when one is lost. Start them by srun or"
+            " Ray, or by the local launcher"
         )
 
     def secret(self, variables: Mapping[str, str]) -> str | None:

@@ -270,6 +270,8 @@ class Interrupted(ProcessEvent):
         done: Number of steps in the state that it has.
         phase: Number of parts of the built-in loop after the last of these steps that are done: metrics,
             evaluation, end of epoch and so on; 0 in a loop of your own.
+        metrics_collected: Whether the metrics of an epoch are reduced already, which ends with that step.
+        replicas_differ: Whether others may have other optimizer state after as many steps.
         state_bytes: Size of what it writes if the others take this state from it, in bytes.
         metrics_bytes: Size of its metrics, which it writes in any case, in bytes.
         reason: Error by which it noticed.
@@ -279,6 +281,8 @@ class Interrupted(ProcessEvent):
     generation: int
     done: int
     phase: int
+    metrics_collected: bool = False
+    replicas_differ: bool = False
     state_bytes: int
     metrics_bytes: int
     reason: str

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,12 +76,14 @@ class RankCommand:
         name: Unique name of the run that schedulers accept: lower-case letters, digits and hyphens.
         spec: Spec file on this host; other hosts need not have it.
         spec_text: Spec as JSON text.
-        options: Options of `isotrain run`, without the run directory.
+        options: Options of `isotrain run` or `isotrain join`, without the run directory.
         run_directory: Directory of the run's files on the host of rank 0.
         variables: Environment variables to set on every rank, none of them secret.
         key: Secret by which the processes of the run authenticate each other.
         follow_options: Options for runs whose events are followed from this process.
         fewest_processes: Smallest number of processes the run may continue with; None: it needs them all.
+        replacements: Number of processes that may be started in place of lost ones.
+        joins: Whether it is `isotrain join`, by which a process joins the run that is in the run directory.
         key_variable: Environment variable that holds the key.
         spec_variable: Environment variable that holds the spec.
         key_file_variable: Environment variable with the path of a key file, for schedulers whose variables
@@ -97,6 +100,8 @@ class RankCommand:
     key: str = field(default="", repr=False)
     follow_options: tuple[str, ...] = ()
     fewest_processes: int | None = None
+    replacements: int = 0
+    joins: bool = False
     key_variable: ClassVar[str] = "ISOTRAIN_KEY"
     spec_variable: ClassVar[str] = "ISOTRAIN_SPEC"
     key_file_variable: ClassVar[str] = "ISOTRAIN_KEY_FILE"
@@ -116,8 +121,26 @@ class RankCommand:
             spec: Spec file, or `env:VARIABLE`.
             run_directory: Directory of the run's files.
         """
+        if self.joins:
+            return (python, "-m", "isotrain", "join", run_directory, *self.options)
         run = (python, "-m", "isotrain", "run", spec)
         return (*run, *self.options, *self.follow_options, "--output", run_directory)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the other ranks go on when one is lost: the scheduler must not end them."""
+        return bool(json.loads(self.spec_text).get("elastic"))
+
+    def joining(self, name: str) -> RankCommand:
+        """The command of a process that joins the run in place of a lost one.
+
+        Args:
+            name: Name of the process, as schedulers accept it.
+        """
+        plugins = ("--plugin", "--block-plugin")
+        pairs = itertools.pairwise(self.options)
+        options = tuple(part for pair in pairs if pair[0] in plugins for part in pair)
+        return replace(self, name=name, options=options, joins=True)
 
     @property
     def secret_variables(self) -> dict[str, str]:
@@ -219,8 +242,8 @@ class Launcher(ABC):
     def why_not_elastic(self) -> str | None:
         """Reason why the other processes of a run do not go on when one is lost; None: they do."""
         return (
-            f"launcher {self.name!r} ends all processes when one is lost; the launchers local and slurm do"
-            " not"
+            f"launcher {self.name!r} ends all processes when one is lost; the launchers local, slurm and"
+            " ray do not"
         )
 
     def without(self, host: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
-from isotrain.core.contracts.process import LOCALHOST, ProcessContext
+from isotrain.core.contracts.process import Address, ProcessContext, ProcessInfo
 
 JOIN_SECONDS = 10.0
 """Time in which the members of a new process group must have found each other."""
@@ -24,13 +24,14 @@ class Membership:
         members: First ranks of the members, ascending.
         ports: A port of each member on its host; they meet at that of the first.
         source: Member whose state all take.
-        behind: Members whose state is older, or that have none.
+        behind: Members that take the state of the source: theirs is older or differs, or they have none.
         done: Number of steps in that state.
-        phase: How far the source has come with what follows the last step; see `Interrupted`.
+        metrics_collected: Whether the source has reduced the metrics of the epoch; see `Interrupted`.
         reported: Number of steps whose losses the launcher has received.
         epochs: Number of epochs whose end the launcher has received.
         scalars: Number of steps whose logged scalars the launcher has received.
         folder: Folder of this machine by which the state is handed over; None: the state is sent.
+        joined: First rank, host and address of each member that was not there at the start.
     """
 
     generation: int
@@ -39,11 +40,12 @@ class Membership:
     source: int
     behind: tuple[int, ...]
     done: int
-    phase: int
+    metrics_collected: bool
     reported: int
     epochs: int
     scalars: int
     folder: str | None
+    joined: tuple[tuple[int, str, str], ...] = ()
 
     def to_bytes(self) -> bytes:
         """The membership as JSON, for `from_bytes`."""
@@ -54,7 +56,8 @@ class Membership:
         """Membership that `to_bytes` wrote."""
         fields = json.loads(text)
         tuples = {name: tuple(fields[name]) for name in ("members", "ports", "behind")}
-        return cls(**{**fields, **tuples})
+        joined = tuple((member, host, address) for member, host, address in fields["joined"])
+        return cls(**{**fields, **tuples, "joined": joined})
 
     def context(self, first: ProcessContext) -> ProcessContext:
         """Process context of a member in this group.
@@ -62,7 +65,8 @@ class Membership:
         Args:
             first: The process context with which it was started.
         """
-        hosts = [_host_of(member, first) for member in self.members]
+        joined = {member: (host, address) for member, host, address in self.joined}
+        hosts = [joined.get(member) or _host_at_start(member, first) for member in self.members]
         processes = tuple(
             replace(
                 first.local_process,
@@ -87,8 +91,26 @@ class Membership:
         )
 
 
-def _host_of(member: int, first: ProcessContext) -> tuple[str, str]:
-    """Host of a member, and its address; processes that are started later are on this machine."""
-    if first.joins or member >= len(first.processes):
-        return LOCALHOST, LOCALHOST
+def newcomer_context(
+    first: ProcessContext, rank: int, host: str, address: Address
+) -> ProcessContext:
+    """Process context of a process that joins, before it is a member.
+
+    Args:
+        first: Process context of a process of the start.
+        rank: Number of the process among all that have been in the run.
+        host: Name of its host.
+        address: Its address.
+    """
+    return replace(
+        first,
+        rank=rank,
+        processes=(*first.processes, ProcessInfo(rank, host, replicas=(0,))),
+        addresses=(*first.addresses, address),
+        joins=True,
+    )
+
+
+def _host_at_start(member: int, first: ProcessContext) -> tuple[str, str]:
+    """Host of a member that was there at the start, and its address."""
     return first.processes[member].host, first.addresses[member][0]

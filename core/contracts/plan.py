@@ -89,6 +89,8 @@ class Plan:
         timeouts: Timeouts in seconds: silence, start, progress.
         options: The spec's options for this backend.
         notes: Differences of what the backend does from what the spec says.
+        warnings: What makes the run slow or fail, or leaves a part of it without effect: a run says it at its
+            start, too.
         loggers: Names of the loggers.
         parallel_layout: Name of the parallel layout.
         device_mesh: Device mesh of the replicas and stages.
@@ -132,6 +134,7 @@ class Plan:
     timeouts: Mapping[str, float]
     options: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     loggers: tuple[str, ...] = ()
     launcher_options: Mapping[str, Any] | None = None
     parallel_layout: str = "replicated"
@@ -190,6 +193,7 @@ class Plan:
         fields["device_mesh"] = self.device_mesh.to_dict()
         fields["local_batch_sizes"] = list(self.local_batch_sizes)
         fields["notes"] = list(self.notes)
+        fields["warnings"] = list(self.warnings)
         fields["loggers"] = list(self.loggers)
         fields["start_method"] = {
             "way": self.start_method.way,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -57,6 +57,28 @@ class ProcessInfo:
         return self.role in ("replica", "coordinator")
 
 
+def named_replicas(processes: Sequence[ProcessInfo], replicas: Collection[int]) -> str:
+    """Some replicas by the ranks and hosts of their processes, for messages.
+
+    A process of several replicas comes with their numbers: `replicas 0, 2 of rank 0 on node1`.
+
+    Args:
+        processes: Processes of the run.
+        replicas: Indices of the replicas.
+    """
+    named = []
+    for process in processes:
+        found = [str(each) for each in process.replicas if each in replicas]
+        if not found:
+            continue
+        rank = f"rank {process.rank} on {process.host}"
+        if len(process.replicas) > 1:
+            noun = "replica" if len(found) == 1 else "replicas"
+            rank = f"{noun} {', '.join(found)} of {rank}"
+        named.append(rank)
+    return ", ".join(named)
+
+
 @dataclass(frozen=True)
 class ProcessContext:
     """Rank of one process of a run, all processes with their addresses, and the device mesh.
@@ -71,8 +93,8 @@ class ProcessContext:
         extra_addresses: Further addresses of rank 0, one for each extra port of the parallel layout.
         device_mesh: Device mesh of the run. Where each process holds one position, its rank is the index.
         join_seconds: Seconds in which the processes must find each other; None: the timeout of collectives.
-        joins: Whether this process joins an elastic run that is training. `processes` is then itself alone,
-            and `rank` its number among all that the run has started.
+        joins: Whether this process joins an elastic run that is training. `processes` are then those of the
+            start and itself, and `rank` is its number among all that have been in the run.
     """
 
     rank: int

@@ -382,6 +382,11 @@ class Reporter:
             self._received = received
             self._kept = [each for each in self._kept if not _is_before(each, received)]
 
+    def drop_kept(self, done: int) -> None:
+        """Drops what was kept of the steps after the first `done`, which are taken again."""
+        self._received = _RECEIVED.unpack_from(self._page, _RECEIVED_AT)[0]  # of the steps before
+        self._kept = [kept for each in self._kept if (kept := _until(each, done)) is not None]
+
     def send_kept(self, steps: int, epochs: int, scalars: int) -> int:
         """Sends what an earlier rank 0 has not reported, once this process is rank 0.
 
@@ -476,6 +481,23 @@ def _is_before(event: ProcessEvent, first: int) -> bool:
     if isinstance(event, EpochEnded):
         return event.done <= first
     return isinstance(event, Scalars) and max(event.steps) + 1 < first
+
+
+def _until(event: ProcessEvent, done: int) -> ProcessEvent | None:
+    """The part of an event of rank 0 that is of the first `done` steps; None if there is none."""
+    if isinstance(event, Steps):
+        count = done - event.first
+        losses, rates = event.losses[:count], event.learning_rates[:count]
+        return replace(event, losses=losses, learning_rates=rates) if count > 0 else None
+    if isinstance(event, EpochEnded):
+        return event if event.done <= done else None
+    if isinstance(event, Scalars):
+        rows = [row for row in zip(event.steps, event.values, strict=True) if row[0] < done]
+        if not rows:
+            return None
+        steps, values = zip(*rows, strict=True)
+        return replace(event, steps=steps, values=values)
+    return event
 
 
 def _wait_writable(descriptor: int) -> None:

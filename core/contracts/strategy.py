@@ -137,7 +137,7 @@ class Strategy(ABC):
         """Stores what the strategy needs of the plan. Local.
 
         Called once, with the numbers of steps and parameters filled in, before all methods but `validate`: on
-        every process of a run before `started`.
+        every process of a run before `started`. In an elastic run, once for each process group.
 
         Args:
             spec: Training spec.
@@ -148,7 +148,10 @@ class Strategy(ABC):
         """
 
     def started(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
-        """Hook before the first step. Called once on every process with a session."""
+        """Hook before the first step. Called once on every process with a session.
+
+        In an elastic run it is called in each process group, once on every member.
+        """
 
     def state_written(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
         """Hook after `session.write_state` on every process: copies of weights kept here are outdated."""
@@ -190,6 +193,37 @@ class Strategy(ABC):
         if replicas_before != replicas:
             return [f"{self.name}: its state per replica is lost"]
         return []
+
+    def why_not_elastic(self) -> str | None:
+        """Reason why the other replicas cannot go on when one is lost (`elastic`); None: they can.
+
+        They can where each replica has all state, nothing of it is the strategy's own, and a step ends its
+        exchanges before it changes weights or optimizer state: one that is broken off has changed neither.
+        They also can where all have the same weights after some steps (`is_savepoint`).
+        `isotrain conformance` checks it. By default None for replicated weights, where it requires
+        `synchronous-step` alone and has no `state`.
+        """
+        is_replicated = self.parallel_layout.name == REPLICATED.name
+        is_native = self.requires == {Capability.SYNCHRONOUS_STEP}
+        if is_replicated and is_native and type(self).state is Strategy.state:
+            return None
+        return (
+            "it does not say whether its other replicas can go on when one is lost: override"
+            " `why_not_elastic` to say that they can, which `isotrain conformance` then checks"
+        )
+
+    def is_savepoint(self, step: int) -> bool | None:
+        """Whether an elastic run can go back to the state after a step, as all replicas then have the same.
+
+        By default None: no replica has to go back, as a step that is broken off has changed nothing.
+        Otherwise each process keeps a copy of the weights, the optimizer state, and `values` and `tensors` of
+        the strategy's state after such a step. Once a process is lost, the others take the steps since then
+        again. New processes join after such a step.
+
+        Args:
+            step: Index of the step; the answer depends on it alone.
+        """
+        return None
 
     def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan | None:
         """Assigns the layers of a model to pipeline stages; None for strategies without stages.

@@ -52,6 +52,8 @@ class Batch:
         varying_widths: Whether shapes of slices may differ in more than their first axis.
         part_counts: Number of parts of each replica of the run, where the slices are parts of the global
             batch whatever the number of replicas; else None.
+        verified: Part of the global batch that every replica computes besides its own ones, so that their
+            bits are compared; None in most batches.
     """
 
     epoch: int
@@ -66,3 +68,4 @@ class Batch:
     values: Mapping[str, float] = field(default_factory=dict)
     varying_widths: bool = False
     part_counts: tuple[int, ...] | None = None
+    verified: Slice | None = None

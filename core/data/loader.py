@@ -23,6 +23,7 @@ from isotrain.core.data.epoch_length import stream_steps, total_steps
 from isotrain.core.data.fetch import BatchPositions, Fetcher, Transform, TransformedBatches
 from isotrain.core.data.host_reader.host_reader import SharedStream
 from isotrain.core.data.order.order import Order, sequential
+from isotrain.core.data.order.permutation import random_of
 from isotrain.core.data.order.samples import Samples
 from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.pytree import map_parts
@@ -48,6 +49,8 @@ ToDevice = Callable[[np.ndarray], Any]
 # Up to this size, gathering from memory costs less than passing the batch from another thread; on the
 # cores that replicas compute on, it costs less at any size.
 _INLINE_BYTES = 256 * 1024
+_VERIFIED = 0x7E51F
+"""Key of the random numbers that choose the verified parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class Loader:
         gradient_accumulation_steps: int = 1,
         parts: int | None = None,
         cuts_parts: bool = True,
+        verify_every: int | None = None,
         transform: Transform | None = None,
         tries_transform: bool = False,
         epochs: int | None = None,
@@ -139,6 +143,8 @@ class Loader:
             parts: Parts of a global batch, whatever the number of replicas, of which each replica gets whole
                 ones; None: local batches are equal shares.
             cuts_parts: Whether each part is a slice; else slices are equal shares of the local batches.
+            verify_every: Steps from one batch with a `verified` part to the next, for data by position;
+                None: there is none.
             transform: `transform(inputs, targets, random) -> (inputs, targets)` of a local batch, each
                 sample independently; it may change arrays in place but not the number of samples.
             tries_transform: Whether to check, on the first local batch, that it does not mix samples.
@@ -175,6 +181,7 @@ class Loader:
         self._parts = parts
         self._part_counts = None if parts is None else sampler.equal_part_counts(parts, replicas)
         self._cuts_parts = parts is not None and cuts_parts
+        self._verify_every = verify_every
         self._has_transform = transform is not None
         self.transformed = TransformedBatches(
             transform, seed, checks_transform=tries_transform, is_on_device=is_on_device
@@ -285,13 +292,17 @@ class Loader:
         self, fetcher: Fetcher, order: Order, first: int, part_counts: tuple[int, ...] | None
     ) -> Iterator[Batch]:
         plans = {size: self._local_batches(size, part_counts) for size in order.batch_sizes}
+
+        def plan(step: int, size: int) -> tuple[_LocalBatch, ...]:
+            return (*plans[size], *self._verified_part(step, size))
+
         planned = self._planned(order, first)
         source, is_direct = fetcher.source, self._pool is None and not self._has_transform
         if is_direct and type(source) is ArraySource:  # a subclass may override gather
             read = reader(source, self._to_device, in_order=order.is_sequential)
             for _, step, indices in planned:
                 slices = tuple(
-                    [self._slices_of_rows(read, indices, each) for each in plans[len(indices)]]
+                    [self._slices_of_rows(read, indices, e) for e in plan(step, len(indices))]
                 )
                 fingerprint = self._fingerprint(order, step, first, indices)
                 yield self._batch(step, len(indices), slices, part_counts, fingerprint)
@@ -300,13 +311,13 @@ class Loader:
         positions = (
             BatchPositions(data_pass, step, indices[rows], indices)
             for data_pass, step, indices in requested
-            for local in plans[len(indices)]
+            for local in plan(step, len(indices))
             for rows in self._fetched_rows(local)
         )
         fetch = fetcher.fetch_each if self._pool is None else self._pool.fetch
         parts = fetch(positions)
         for _, step, indices in planned:
-            slices = tuple([self._slices(each, parts) for each in plans[len(indices)]])
+            slices = tuple([self._slices(each, parts) for each in plan(step, len(indices))])
             fingerprint = self._fingerprint(order, step, first, indices)
             yield self._batch(step, len(indices), slices, part_counts, fingerprint)
             del slices  # a worker may write to their memory again
@@ -374,6 +385,16 @@ class Loader:
         )
         return _LocalBatch(replica, start, stop, micro_batches)
 
+    def _verified_part(self, step: int, size: int) -> list[_LocalBatch]:
+        """The part of a global batch that all replicas compute; none in most steps."""
+        if self._verify_every is None or step % self._verify_every:
+            return []
+        assert self._parts is not None
+        part = int(random_of(self._seed, _VERIFIED, step).integers(min(self._parts, size)))
+        start, stop = sampler.slice_bounds(size, self._parts, part)
+        micro_batch = self._micro_batch(size, start, 0, stop - start)
+        return [_LocalBatch(self._local_replicas[0], start, stop, (micro_batch,))]
+
     def _micro_batch(self, size: int, origin: int, start: int, stop: int) -> _MicroBatch:
         """Rows `start` to `stop` of the local batch that begins at row `origin` of the global batch."""
         count, rows = stop - start, _rows_or_placeholder(start, stop)
@@ -410,10 +431,13 @@ class Loader:
         last = index == self.steps_per_epoch - 1
         shares = self._parts or self._replicas
         even = not self._cuts_parts and not (shares % self._replicas or size % shares)
+        count = len(self._local_replicas)
+        local, verified = slices[:count], slices[count:]
         return Batch(
-            *(epoch, index, step, size, last, even, slices, fingerprint, stream_state),
+            *(epoch, index, step, size, last, even, local, fingerprint, stream_state),
             varying_widths=self._collates,
             part_counts=part_counts if self._cuts_parts else None,
+            verified=verified[0][0] if verified else None,
         )
 
     def _stream_batches(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.events import OnEvent, with_stop
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import LOCAL, Launcher
+from isotrain.core.contracts.membership import newcomer_context
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, VARIABLE, ProcessContext
 from isotrain.core.errors import IsotrainError, RunFailedError
@@ -64,7 +65,7 @@ class LocalLauncher(Launcher):
             listener = with_stop(on_event, _stop(processes))
             members = None
             if job.spec.elastic is not None:
-                pool = _ProcessPool(processes, ports, starter, payload, guard)
+                pool = _ProcessPool(contexts[0], processes, ports, starter, payload, guard)
                 members = _elastic_members(job, directory, pool, ports, listener)
                 cleanup.callback(members.close)
             finished = _watch(processes, job, listener, members)
@@ -84,6 +85,7 @@ class _ProcessPool:
     """The rank processes of an elastic run, which come and go.
 
     Attributes:
+        first: Process context of rank 0 at the start.
         processes: The processes that have not been retired; changed in place.
         ports: Ports of this machine.
         starter: Starts processes.
@@ -91,24 +93,21 @@ class _ProcessPool:
         guard: Watchdog of the processes.
     """
 
+    first: ProcessContext
     processes: list[RankProcess]
     ports: Ports
     starter: ProcessStarter
     payload: Payload
     guard: OrphanGuard
 
-    def start(self, rank: int) -> RankProcess:
-        """Starts a process that is to join the run.
+    def start(self, rank: int, request: object) -> RankProcess:
+        """Starts a process that is to join the run, in the same way for a request as for none.
 
         Raises:
             RunFailedError: It cannot be started.
         """
-        first = self.processes[0].context
-        info = replace(first.local_process, rank=rank, local_rank=0, replicas=(0,))
         (port,) = self.ports.take(1)
-        context = ProcessContext(
-            rank, 1, first.run_directory, (info,), ((LOCALHOST, port),), joins=True
-        )
+        context = newcomer_context(self.first, rank, LOCALHOST, (LOCALHOST, port))
         process = RankProcess(context)
         self.processes.append(process)
         try:

@@ -466,11 +466,25 @@ class CoordinatorGroup(ReplicaGroup):
 
 
 def tcp_coordinator_group(
-    server_connection: ServerConnection,
-    build: Callable[[], ReplicaGroup],
-    pool: TcpWorkerPool | RecordedWorkerPool,
+    server_connection: ServerConnection, build: Callable[[], ReplicaGroup]
 ) -> CoordinatorGroup:
     """Starts a coordinator that sends weights and slices to its workers over TCP."""
+    pool = TcpWorkerPool(server_connection)
+    group = CoordinatorGroup(build(), server_connection.context.replicas, pool)
+    pool.await_workers(group.weights)
+    return group
+
+
+def recorded_coordinator_group(
+    server_connection: ServerConnection, build: Callable[[], ReplicaGroup]
+) -> CoordinatorGroup:
+    """Starts a coordinator alone, which records what it would send to workers and servers. Local.
+
+    Args:
+        server_connection: Connection of a plan's rank 0; nothing is sent over it.
+        build: Makes the replica group of this process, which holds the parameters.
+    """
+    pool = RecordedWorkerPool(server_connection)
     group = CoordinatorGroup(build(), server_connection.context.replicas, pool)
     pool.await_workers(group.weights)
     return group

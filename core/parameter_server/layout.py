@@ -119,16 +119,16 @@ class TcpParameterServer(Adapter):
     def start_parameter_server(
         self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
     ) -> ReplicaGroup:
-        from isotrain.core.parameter_server.coordinator import tcp_coordinator_group
-        from isotrain.core.parameter_server.recorded_workers import RecordedWorkerPool
-        from isotrain.core.parameter_server.tcp_workers import TcpWorkerPool
+        from isotrain.core.parameter_server.coordinator import (
+            recorded_coordinator_group,
+            tcp_coordinator_group,
+        )
 
         is_recorded = backend_config.collective == RECORDED
-        pool = RecordedWorkerPool if is_recorded else TcpWorkerPool
-        return tcp_coordinator_group(
+        start_group = recorded_coordinator_group if is_recorded else tcp_coordinator_group
+        return start_group(
             server_connection,
             lambda: self.start(spec, backend_config, server_connection.single_replica_context()),
-            pool(server_connection),
         )
 
     def serve(

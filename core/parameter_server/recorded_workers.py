@@ -24,10 +24,15 @@ def recorded_messages() -> Iterator[Sequence[Message]]:
 
 
 class RecordedWorkerPool(WorkerPool):
-    """Worker pool over TCP whose workers answer at once, with gradients of zeros."""
+    """Worker pool whose workers answer at once, with gradients of zeros.
+
+    Workers get slices, and the weights unless there are servers: these get gradients, an equal part each.
+    """
 
     def __init__(self, server_connection: ServerConnection) -> None:
         """Has a worker for each replica; none is started."""
+        processes = server_connection.context.processes
+        self._servers = [each.rank for each in processes if each.role == "server"]
         self.lost: list[LostWorker] = []
         self._weights: Callable[[], np.ndarray] | None = None
         replicas = server_connection.context.replicas
@@ -45,13 +50,22 @@ class RecordedWorkerPool(WorkerPool):
         assert self._weights is not None, "await_workers comes first"
         weights = self._weights()
         _, arrays = arrays_for(item)
-        if self._versions[worker] != version:
+        if not self._servers and self._versions[worker] != version:
             self._versions[worker] = version
             arrays.append(weights)
         nbytes = sum(array.nbytes for array in arrays)
         _messages.append(Message("send", nbytes, (0, rank_of(worker))))
         update, no_metrics = np.zeros_like(weights), np.zeros(0)
         self._results.append(WorkResult(item, worker, version, 0.0, update, no_metrics))
+
+    def updated(self, version: int) -> None:
+        """Records that each server gets the gradients and moving statistics for its weights."""
+        assert self._weights is not None, "await_workers comes first"
+        sent = self._weights().nbytes
+        for index, rank in enumerate(self._servers):
+            count = len(self._servers)
+            part = (index + 1) * sent // count - index * sent // count
+            _messages.append(Message("send", part, (0, rank)))
 
     def collect(self, timeout: float) -> list[WorkResult]:
         results, self._results = self._results, []

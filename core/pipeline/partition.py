@@ -74,11 +74,12 @@ class Partitioner:
     In its notation, with cuts of a graph instead of positions in a chain: one stage between two cuts on m
     workers takes, for a micro-batch,
 
-        T(i -> j, m) = (sum of T_l) / m + (sum of W_l(m)) / u
+        T(i -> j, m) = (sum of T_l) / m + (sum of W_l(m) + O_l) / u
 
-    where T_l is the time of forward and backward pass of layer l, and W_l(m) = 2 (m - 1) |w_l| / (m B) that
-    in which m workers all-reduce its gradients in a ring, at B bytes per second in each direction, once in u
-    micro-batches. Unlike in the paper, they do so once no more passes are left, and not meanwhile; and u may
+    where T_l is the time of forward and backward pass of layer l, W_l(m) = 2 (m - 1) |w_l| / (m B) that
+    in which m workers all-reduce its gradients in a ring, at B bytes per second in each direction, and O_l
+    that of the optimizer's update, once in u micro-batches. T_l of the last layer includes the loss.
+    Unlike in the paper, they do so once no more passes are left, and not meanwhile; and u may
     be more than m, where gradients are accumulated. The best pipeline up to a
     cut j on m workers is the best of a single stage, and of all smaller cuts i and m' < m in
 
@@ -101,11 +102,14 @@ class Partitioner:
         return self.profile.cuts()
 
     def stage_seconds(self, first: Cut, second: Cut, workers: int) -> float:
-        """T: seconds of a stage per micro-batch, of compute and of gradient exchange."""
-        compute = self.profile.seconds(first, second) / workers
-        weight_bytes = self.profile.weight_bytes(first, second)
+        """T: seconds of a stage per micro-batch, of compute, gradient exchange and update."""
+        profile = self.profile
+        loss = profile.loss_seconds if second == profile.whole else 0.0
+        compute = (profile.seconds(first, second) + loss) / workers
+        weight_bytes = profile.weight_bytes(first, second)
         exchange = exchange_seconds(weight_bytes, workers, self.bandwidth)
-        return compute + exchange / (self.update or workers)
+        update = profile.update_seconds(first, second)
+        return compute + (exchange + update) / (self.update or workers)
 
     def transfer_seconds(self, cut: Cut) -> float:
         """2 C: seconds to send over a cut, forward and backward, per micro-batch."""

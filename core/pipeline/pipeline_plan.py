@@ -70,8 +70,8 @@ class PipelinePlan:
     Attributes:
         stages: Stages, from the inputs to the outputs.
         seconds: Seconds of the passes of a step, without the time of transfers.
-        step_seconds: Seconds of a step with transfers between stages and the exchange of gradients, if each
-            process has its own cores and link.
+        step_seconds: Seconds of a step with loss, transfers between stages, exchange of gradients and update,
+            if each process has its own cores and link.
         bubble: Fraction of that time in which a process is idle, on average.
         drawing: Timeline of each process as text: micro-batches forward (digits) and backward (letters).
         balanced: The partition into as many chunks whose slowest chunk is fastest.
@@ -133,14 +133,18 @@ def pipeline_plan(
     update = None if within_steps else shape.micro_batches
     partitioner = Partitioner(profile, bandwidth, update)
     replicas = workers // sum(shape.processes)
-    exchanges = [
-        exchange_seconds(stage.weight_bytes, replicas * stage.processes, bandwidth)
-        for stage in stages
+    updates = [
+        exchange_seconds(each.weight_bytes, replicas * each.processes, bandwidth)
+        + math.fsum(layer.update for layers in chunks[stage :: shape.stages] for layer in layers)
+        for stage, each in enumerate(stages)
     ]
 
     def step_duration(work: Pass) -> float:
-        updates = within_steps and work.direction == "backward"
-        return duration(work) + (exchanges[work.chunk % shape.stages] if updates else 0.0)
+        seconds = duration(work)
+        if work.direction == "backward":
+            seconds += profile.loss_seconds if work.chunk == profile.chunks - 1 else 0.0
+            seconds += updates[work.chunk % shape.stages] if within_steps else 0.0
+        return seconds
 
     def sending(work: Pass) -> float:
         after = work.chunk if work.direction == "forward" else work.chunk - 1
@@ -151,7 +155,7 @@ def pipeline_plan(
     for each in time_line(orders, step_duration, sending):
         stage = each.work.chunk % shape.stages
         ends[stage] = max(ends[stage], each.end)
-    last = [0.0] * shape.stages if within_steps else exchanges
+    last = [0.0] * shape.stages if within_steps else updates
     return PipelinePlan(
         tuple(stages),
         seconds,

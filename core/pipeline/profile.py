@@ -26,6 +26,7 @@ class LayerCost:
         weight_bytes: Bytes of its trainable weights.
         sources: Indices of the layers whose outputs it takes; each less than its own.
         chunk: Index of the chunk that it is in.
+        update: Seconds of the optimizer's update of its weights.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LayerCost:
     weight_bytes: int
     sources: tuple[int, ...] = ()
     chunk: int = 0
+    update: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -48,9 +50,11 @@ class ModelProfile:
 
     Attributes:
         layers: Layers, each after those whose outputs it takes.
+        loss_seconds: Seconds of the loss, its backward pass and the metrics, for one micro-batch.
     """
 
     layers: Sequence[LayerCost]
+    loss_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks the order of the layers.
@@ -101,6 +105,10 @@ class ModelProfile:
     def _known_bytes(self) -> dict[Cut, int]:
         """Cache of `crossing_bytes` by cut."""
         return {}
+
+    def update_seconds(self, first: Cut, second: Cut) -> float:
+        """Seconds of the update of the weights of the layers between two cuts."""
+        return sum(layer.update for layer in self.within(first, second))
 
     def weight_bytes(self, first: Cut, second: Cut) -> int:
         """Bytes of trainable weights of the layers between two cuts."""

@@ -21,13 +21,21 @@ from isotrain.core.system import hardware
 class ClusterResources(Resources):
     """Resources with one process per slot of a cluster layout."""
 
-    def __init__(self, layout: ClusterLayout, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        layout: ClusterLayout,
+        options: Mapping[str, Any] | None = None,
+        *,
+        joins: bool = False,
+    ) -> None:
         """Takes the layout as it is.
 
         Args:
             layout: Hosts and slots of the processes.
             options: Options of the launcher that will start them; None: they are started already.
+            joins: Whether the plan is that of a process that joins a run.
         """
+        self.joins = joins
         self.launcher = layout.launcher
         self.options = options
         self._layout = layout
@@ -76,7 +84,7 @@ class ClusterResources(Resources):
             too_few = (
                 f"{counted(gpus, 'GPU')} on a host that needs {needed}: too few, so CPUs are used"
             )
-            notes = [too_few, *notes]
+            return Devices("cpu", count, notes, [too_few])
         return Devices("cpu", count, notes)
 
     def _holds_all_replicas(self, adapter: Adapter) -> bool:

@@ -17,7 +17,6 @@ from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError, SpecError, unknown_name
-from isotrain.core.parameter_server.layout import TcpParameterServer
 from isotrain.core.planning.listings import memory_saving_strategies
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
@@ -117,8 +116,6 @@ def counting_obstacle(resolved_spec: ResolvedSpec, plan: Plan) -> str | None:
     adapter = resolved_spec.plugins.backend(plan.backend)
     if not isinstance(adapter, RecordingBackend):
         return f"backend {plan.backend!r} does not count them"
-    if plan.uses_parameter_server and not isinstance(adapter, TcpParameterServer):
-        return f"backend {plan.backend!r} does not tell what its parameter servers get"
     steps = counted_steps(resolved_spec.spec, resolved_spec.strategy)
     if steps > _MAX_STEPS:
         return f"they repeat after {steps} steps, more than {_MAX_STEPS}"

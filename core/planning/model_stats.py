@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 from isotrain.core.contracts.backend import tree_sum
 from isotrain.core.contracts.backend.group_hooks import PassCosts
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.contracts.state import ModelBytes
+from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.pipeline.pipeline_plan import PipelinePlan
 from isotrain.core.pipeline.profile import LayerCost, ModelProfile
+from isotrain.core.planning.memory_limit import MemoryLimit
 from isotrain.core.planning.single_sample_slices import (
     batches_with_single_sample,
     single_sample_refusal,
@@ -32,6 +35,7 @@ class ModelStats:
         notes: Notes on the model and the loss.
         model: Bytes of weights, gradients and optimizer state; None if unknown.
         layers: Measured cost of each layer, for pipeline runs; empty if not measured.
+        loss_seconds: Measured seconds of the loss and the metrics of a micro-batch, for pipeline runs.
         refuses_single_sample: Name of a layer that cannot be trained on a slice of one sample; None if there
             is none, or none was tried.
         steps_per_epoch: Number of steps in an epoch; None if unknown.
@@ -45,6 +49,7 @@ class ModelStats:
     notes: Sequence[str] = ()
     model: ModelBytes | None = None
     layers: Sequence[LayerCost] = ()
+    loss_seconds: float = 0.0
     refuses_single_sample: str | None = None
     steps_per_epoch: int | None = None
     sample_costs: PassCosts | None = None
@@ -93,9 +98,36 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
     state_bytes = None if stats.model is None else strategy.state_bytes(stats.model, plan.replicas)
     stages = None
     if stats.layers and stats.model is not None:
-        stages = strategy.pipeline_plan(ModelProfile(stats.layers), stats.model.slots, plan)
+        profile = ModelProfile(stats.layers, stats.loss_seconds)
+        stages = strategy.pipeline_plan(profile, stats.model.slots, plan)
     exchanged = _exchanged_bytes(plan, resolved_spec, stages)
-    return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=state_bytes, stages=stages)
+    return replace(
+        plan,
+        exchanged_bytes_per_step=exchanged,
+        state_bytes=state_bytes,
+        stages=stages,
+        warnings=(*plan.warnings, *_memory_warnings(plan, strategy, stats.model)),
+    )
+
+
+def _memory_warnings(plan: Plan, strategy: Strategy, model: ModelBytes | None) -> list[str]:
+    """Warning of a run whose state this machine or its GPUs have no room for; none of runs elsewhere.
+
+    Args:
+        plan: Plan with its processes.
+        strategy: Strategy of the plan.
+        model: Size of the model's state; None if unknown.
+    """
+    if model is None or any(each.host != LOCALHOST for each in plan.processes):
+        return []
+    limit = MemoryLimit.of(plan, model)
+    excess = None if limit is None else limit.excess(strategy)
+    if excess is None:
+        return []
+    return [
+        f"memory: {excess} (weights, gradients and optimizer state). `isotrain check` says which strategies"
+        " would fit"
+    ]
 
 
 def _activation_bytes(plan: Plan, stats: ModelStats, parts: int | None) -> int | None:

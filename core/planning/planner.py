@@ -141,12 +141,15 @@ def _resolve(
     notes_on_elastic = _elastic_notes(resolved_spec, adapter, resources, devices)
     notes = [*devices.notes, *notes_on_updates, *notes_on_elastic]
     notes += _compile_notes(spec, strategy, adapter)
-    _require_gradient_norm(spec, strategy, count)
-    notes += _average_notes(spec, strategy, count)
+    _require_gradient_norm(spec, strategy, most)
+    notes += _average_notes(spec, strategy, most)
     notes += _per_replica_notes(spec, strategy, adapter)
     notes += _reproducible_notes(spec)
-    notes += _idle_replica_notes(spec, count)
-    notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
+    warnings = [
+        *devices.warnings,
+        *_idle_replica_warnings(spec, count),
+        *_unused_options_warnings(spec, resolved_spec.plugins.backends.names()),
+    ]
     for each in spec.update_specs.values():
         notes += adapter.check(each, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
@@ -179,6 +182,7 @@ def _resolve(
         ),
         options=options,
         notes=tuple(notes),
+        warnings=tuple(warnings),
         parallel_layout=parallel_layout.name,
         device_mesh=mesh,
         extra_ports=parallel_layout.extra_ports,
@@ -241,30 +245,29 @@ def _elastic_notes(
     reason = _why_not_elastic(resolved_spec, resources)
     if reason is not None:
         pass
-    elif strategy.requires != {Capability.SYNCHRONOUS_STEP}:
-        reason = (
-            f"under strategy {strategy.name!r} a replica has weights or state that no other has, or a step"
-            " takes a certain number of replicas. Use data-parallel"
-        )
+    elif fault := strategy.why_not_elastic():
+        reason = f"strategy {strategy.name!r}: {fault}. Use data-parallel"
     elif devices.kind != "cpu":
         reason = "on GPUs: calls of NCCL do not fail when a process is lost"
     else:
-        fault = adapter.why_not_elastic()
+        fault = adapter.why_not_elastic(strategy.requires)
         reason = fault and f"backend {adapter.name!r}: {fault}"
     if reason:
         raise UnsupportedError(
-            f"elastic: {reason}. Or leave it out: --max-restarts restarts from the last checkpoint."
+            f"elastic: {reason}. Or leave elastic out: --max-restarts restarts from the last checkpoint."
         )
     if resources.launcher == LOCAL:
         return []
     return [
-        "elastic: a process that is lost is not replaced, for what started the processes starts none anew;"
-        " the run fails if rank 0 is lost"
+        "elastic: `isotrain join` on another host adds a process; the launchers slurm and ray call it in"
+        " place of one that is lost. The run fails if rank 0 is lost"
     ]
 
 
 def _why_not_elastic(resolved_spec: ResolvedSpec, resources: Resources) -> str | None:
     """Reason why what starts the processes does not let the others go on when one is lost; None: it does."""
+    if resources.joins:
+        return None
     if resources.options is None:
         environment = resolved_spec.plugins.environment(resources.launcher)
         return environment.why_not_elastic(os.environ)
@@ -518,7 +521,7 @@ def _require_ordered_sums(
     if spec.parts is None:
         return
     if not strategy.applies_ordered_sums:
-        others = "strategy data-parallel, or sharded of stage 1 or 2"
+        others = "strategy data-parallel or sharded"
         require_backend_step(strategy, "reproducible", others)
     capabilities = adapter.capabilities_for(strategy.parallel_layout.name)
     if reasons := capabilities.missing({Capability.ORDERED_SUMS}):
@@ -555,11 +558,15 @@ def _reproducible_notes(spec: TrainingSpec) -> list[str]:
         notes.append(
             "drop_outliers: each replica keeps the gradients of all its parts until it knows their norms"
         )
+    if spec.verify_every is not None:
+        notes.append(
+            f"verify_every: in one step of {spec.verify_every}, each replica computes one part more"
+        )
     return notes
 
 
-def _idle_replica_notes(spec: TrainingSpec, replicas: int) -> list[str]:
-    """Note on replicas that no global batch of the data has samples for."""
+def _idle_replica_warnings(spec: TrainingSpec, replicas: int) -> list[str]:
+    """Warning of replicas that no global batch of the data has samples for."""
     size = spec.resolve_global_batch_size(replicas)
     idle = _local_batch_sizes(size, replicas, spec.dealt_parts).count(0)
     if spec.data is None or not idle:
@@ -592,8 +599,8 @@ def _require_momentum(spec: TrainingSpec, strategy: Strategy) -> None:
     raise UnsupportedError(f"schedule: momentum_range: {reason}. Leave one of the two out.")
 
 
-def _unused_options_notes(spec: TrainingSpec, backends: Sequence[str]) -> list[str]:
-    """Notes on options of unknown backends: misspelled, or of a plugin that is not installed here."""
+def _unused_options_warnings(spec: TrainingSpec, backends: Sequence[str]) -> list[str]:
+    """Warnings of options of unknown backends: misspelled, or of a plugin that is not installed here."""
     return [
         f"backend_options.{name}: unknown backend, these options have no effect."
         f"{did_you_mean(name, backends)}"

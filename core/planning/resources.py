@@ -17,6 +17,9 @@ from isotrain.core.quantities import counted
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
+_MOST_PER_CORE = 4
+"""Processes per core up to which a plan has no warning of them, as for trying out a few replicas."""
+
 
 @dataclass(frozen=True)
 class Devices:
@@ -26,11 +29,13 @@ class Devices:
         kind: `cpu` or `gpu`.
         replicas: Number of replicas.
         notes: Notes on the choice, for the plan.
+        warnings: Warnings about the choice, for the plan.
     """
 
     kind: DeviceKind
     replicas: int
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
 class Resources(ABC):
@@ -39,10 +44,12 @@ class Resources(ABC):
     Attributes:
         launcher: Name of the launcher that starts the processes, or of what has started them.
         options: Options of the launcher; None: the processes were started from outside.
+        joins: Whether the plan is that of a process that joins a run, which was allowed to be elastic.
     """
 
     launcher: str
     options: Mapping[str, Any] | None
+    joins: bool = False
 
     @abstractmethod
     def devices(
@@ -108,13 +115,27 @@ class LocalResources(Resources):
         too_few = (
             f"{counted(gpus, 'GPU')} for {_describe(count, processes)}: too few, so CPUs are used"
         )
-        return Devices("cpu", count, [too_few] if gpus else [])
+        started = 1 if adapter.replicas_per_process == "all" else count * processes
+        warnings = [*([too_few] if gpus else []), *_crowding_warnings(started)]
+        return Devices("cpu", count, warnings=warnings)
 
     def cores(self, count: int) -> int:
         return max(1, hardware.cores() // count)
 
     def assign_hosts(self, processes: Sequence[ProcessInfo]) -> tuple[ProcessInfo, ...]:
         return tuple(replace(process, local_rank=process.rank) for process in processes)
+
+
+def _crowding_warnings(processes: int) -> list[str]:
+    """Warning of processes that share the cores of this machine, if they are far more than these."""
+    cores = hardware.cores()
+    most = _MOST_PER_CORE * cores
+    if processes <= most:
+        return []
+    return [
+        f"replicas: {counted(processes, 'process')} share {counted(cores, 'core')} here: they take turns, and"
+        f" each takes the memory of a framework. Use at most {most}"
+    ]
 
 
 def _describe(replicas: int, processes: int) -> str:

@@ -90,7 +90,12 @@ class Registry(Generic[T]):
 
     def _entry(self, name: str) -> Any:
         if name not in self._entries:
-            raise IsotrainError(unknown_name(self._kind, name, self._entries))
+            from isotrain.core.spec.validation import OTHER_TOOLS_NAMES  # slow: only on an error
+
+            called_here = OTHER_TOOLS_NAMES.get(name.lower())
+            raise IsotrainError(
+                unknown_name(self._kind, name, self._entries, called_here=called_here)
+            )
         return self._entries[name]
 
     def _check(self, implementation: Any, name: str) -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from typing import Any
 from isotrain.core.contracts.events import Failed, Heartbeat
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.membership import Membership
+from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.failure_diagnosis import whereabouts
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.rendezvous.crash_output import (
     Dismiss,
     faulthandler_enabled,
@@ -30,7 +32,11 @@ from isotrain.core.rendezvous.crash_output import (
 )
 from isotrain.core.rendezvous.heartbeat import HeartbeatInterval, sigterm_as_exception
 from isotrain.core.rendezvous.local_reporter import LocalReporter
-from isotrain.core.rendezvous.rendezvous import RendezvousClient, remote_error
+from isotrain.core.rendezvous.rendezvous import (
+    RendezvousClient,
+    leave_rank_zero,
+    remote_error,
+)
 from isotrain.core.rendezvous.state_exchange import StateExchange
 from isotrain.core.rendezvous.worker_group import WorkerGroup
 from isotrain.core.rendezvous.worker_thread import END_SECONDS, WorkerThread
@@ -78,8 +84,14 @@ class RankRelay:
         exchange: StateExchange,
         silence: float,
         processes: int,
+        on_answer: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """Starts with rank 0 alive; it counts as lost after `silence` seconds without a message."""
+        """Starts with rank 0 alive; it counts as lost after `silence` seconds without a message.
+
+        `on_answer` gets what rank 0 answers to a process that joins.
+        """
+        self._on_answer = on_answer
+        self._is_member = False
         self._interval = HeartbeatInterval.of(processes, silence)
         self._sent_status: Status | None = None
         self._sent_at = 0.0
@@ -169,13 +181,31 @@ class RankRelay:
             self._reporter.acknowledge(message["first"])
         elif command == "regroup":
             self._reporter.request_regroup()
+        elif command == "answer":
+            if self._on_answer is not None:
+                self._on_answer(message["answer"])
         elif command == "void":
             self._reporter.void_group(message["generation"])
         elif command == "form":
+            self._is_member = True
             self._reporter.publish_membership(Membership.from_bytes(message["membership"]))
-        elif command == "end":  # the run goes on; a launcher would end it if a process failed
+        elif command == "end":
             tail.dismiss()
-            os._exit(0)
+            self._leave()
+
+    def _leave(self) -> None:
+        """Ends this process, which rank 0 goes on without.
+
+        Raises:
+            IsotrainError: It is one that joins, or has joined.
+        """
+        if self._on_answer is None:
+            os._exit(0)  # the run goes on; a launcher would end it if a process failed
+        if self._is_member:
+            raise IsotrainError(
+                "rank 0 has taken this process for lost: the run goes on without it."
+            )
+        raise IsotrainError("the run has ended before this process joined it.")
 
     def _rank_zero_lost(self, how: str) -> PeerLostError:
         self._channel.shutdown()  # rank 0 waits for no message any more
@@ -194,35 +224,59 @@ def run_nonzero_rank(group: WorkerGroup, job: Job) -> tuple[list[Any], str]:
     Raises:
         IsotrainError: The run has failed; says how.
     """
-    with tempfile.TemporaryDirectory(prefix="isotrain-joined-") as folder:
-        return _run_rank(group, job, Path(folder))
-
-
-def _run_rank(group: WorkerGroup, job: Job, folder: Path) -> tuple[list[Any], str]:
-    """`run_nonzero_rank`, with a local folder in case rank 0's run directory is not visible here."""
     rendezvous = group.rendezvous
     assert isinstance(rendezvous, RendezvousClient)
-    channel = rendezvous.channel
-    with rendezvous.broadcasting_errors():
-        assignment = group.exchange_plan(job, folder)
-    key = rendezvous.key.derive("parameter-server run")
-    job = replace(job, key=key, resume=assignment.resume, may_stop=assignment.may_stop)
-    reporter = LocalReporter(group.rank)
+    # a local folder, in case rank 0's run directory is not visible here
+    with tempfile.TemporaryDirectory(prefix="isotrain-joined-") as folder:
+        with rendezvous.broadcasting_errors():
+            assignment = group.exchange_plan(job, Path(folder))
+        key = rendezvous.key.derive("parameter-server run")
+        job = replace(job, key=key, resume=assignment.resume, may_stop=assignment.may_stop)
+        values = work_for_rank_zero(
+            job, group.resolved_spec, assignment.context, rendezvous.channel
+        )
+    return values, str(assignment.directory)
+
+
+def work_for_rank_zero(
+    job: Job,
+    resolved_spec: ResolvedSpec,
+    context: ProcessContext,
+    channel: Channel,
+    on_answer: Callable[[Mapping[str, Any]], None] | None = None,
+) -> list[Any]:
+    """Runs this process's part of a job, supervised by rank 0; closes the channel.
+
+    A signal that ends a process of the start ends the run. One that ends a process that has joined does not:
+    the others go on without it.
+
+    Args:
+        job: The job.
+        resolved_spec: The job's spec with its plugin references resolved.
+        context: Process context of this process.
+        channel: Channel to rank 0.
+        on_answer: Called with what rank 0 answers to a process that joins.
+
+    Returns:
+        The return values of all processes, by rank.
+
+    Raises:
+        IsotrainError: The run has failed; says how.
+    """
+    reporter = LocalReporter(context.rank)
 
     def send_returned(value: Any) -> None:
         plain, arrays = encode_value(value)
         channel.send({"returned": plain}, arrays)
 
-    exchange = StateExchange(group.rank, {0: channel})
-    worker = WorkerThread(
-        job, group.resolved_spec, assignment.context, reporter, send_returned, exchange
-    )
+    exchange = StateExchange(context.rank, {0: channel})
+    worker = WorkerThread(job, resolved_spec, context, reporter, send_returned, exchange)
     silence, processes = job.plan.timeouts["silence"], len(job.plan.processes)
-    relay = RankRelay(channel, reporter, worker, exchange, silence, processes)
+    relay = RankRelay(channel, reporter, worker, exchange, silence, processes, on_answer)
     with contextlib.ExitStack() as stack:
         stack.callback(reporter.close)
         stack.enter_context(sigterm_as_exception())
-        if job.spec.checkpoint is not None:
+        if job.spec.checkpoint is not None and not context.joins:
             stack.enter_context(checkpoint_on_signals([reporter]))
         stack.enter_context(environ_set(job.plan.environment_variables))
         tail = stack.enter_context(output_to_file())
@@ -230,15 +284,15 @@ def _run_rank(group: WorkerGroup, job: Job, folder: Path) -> tuple[list[Any], st
         try:
             values = relay.run(tail)
         except BaseException as error:
-            if not isinstance(error, IsotrainError):
+            if not isinstance(error, IsotrainError) and not context.joins:
                 _send_failure(error, channel, reporter)
             worker.end(END_SECONDS)
             exit_after_failure(worker)
-            rendezvous.close()
+            leave_rank_zero(channel)
             raise
         worker.end(END_SECONDS)  # it may wait for members that have finished
-        rendezvous.close()
-    return values, str(assignment.directory)
+        leave_rank_zero(channel)
+    return values
 
 
 def status_message(reporter: LocalReporter) -> dict[str, Any]:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from isotrain.core.contracts.events import OnEvent, with_stop
 from isotrain.core.contracts.job import Job
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.errors import RunFailedError
+from isotrain.core.contracts.plan import backend_label
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.elastic_members import ElasticMembers
-from isotrain.core.launching.supervision.join_requests import JoinRequests
 from isotrain.core.launching.supervision.newcomers import Newcomers
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.rendezvous.crash_output import faulthandler_enabled
 from isotrain.core.rendezvous.heartbeat import HeartbeatInterval, sigterm_as_exception
+from isotrain.core.rendezvous.join_server import JoinServer, RemoteJoinRequest
 from isotrain.core.rendezvous.local_reporter import LocalReporter
 from isotrain.core.rendezvous.remote_process import LocalProcess, RemoteProcess
 from isotrain.core.rendezvous.rendezvous import RendezvousHost
 from isotrain.core.rendezvous.state_exchange import StateExchange
-from isotrain.core.rendezvous.worker_group import WorkerGroup
+from isotrain.core.rendezvous.worker_group import WorkerGroup, checkpoint_inode, configuration
 from isotrain.core.rendezvous.worker_thread import END_SECONDS, WorkerThread
+from isotrain.core.spec.import_strings import describe, is_importable
 from isotrain.core.system.periodic import repeated
 from isotrain.core.system.process import environ_set, exit_after_failure
 from isotrain.core.system.standard_streams import enlarge_pipe
@@ -83,11 +84,14 @@ class RankZeroLauncher:
             for channel in channels.values():
                 channel.send({"do": "begin"})
 
-        with _run_environment(job, reporter, list(channels.values())) as cleanup:
+        with _run_environment(job, reporter, channels) as cleanup:
             listener = with_stop(on_event, reporter.request_stop)
             members = None
             if job.spec.elastic is not None:
-                members = _elastic_members(job, directory, context, listener, cleanup)
+                newcomers = _RemoteNewcomers(
+                    self._group, channels, job, directory, exchange, others
+                )
+                members = newcomers.members(listener, cleanup)
             supervisor = Supervisor(
                 [local, *others],
                 job.plan.timeouts,
@@ -112,7 +116,7 @@ class RankZeroLauncher:
 
 @contextlib.contextmanager
 def _run_environment(
-    job: Job, reporter: LocalReporter, channels: Sequence[Channel]
+    job: Job, reporter: LocalReporter, channels: Mapping[int, Channel]
 ) -> Iterator[contextlib.ExitStack]:
     """Context of a run on rank 0: signal handlers, environment variables, heartbeats; yields its stack."""
     with contextlib.ExitStack() as stack:
@@ -128,27 +132,66 @@ def _run_environment(
         yield stack
 
 
-def _elastic_members(
-    job: Job,
-    directory: Path,
-    context: ProcessContext,
-    on_event: OnEvent,
-    cleanup: contextlib.ExitStack,
-) -> ElasticMembers:
-    """The members of an elastic run, none of which can be started anew."""
+@dataclass(frozen=True)
+class _RemoteNewcomers:
+    """The processes that join an elastic run from anywhere; none is started in place of a lost one.
 
-    def start(number: int) -> NoReturn:
-        raise RunFailedError("what has started the processes starts none anew")
+    Attributes:
+        group: Worker group of this process.
+        channels: Channels to the other ranks, by rank; changed in place.
+        job: The job.
+        directory: Run directory.
+        exchange: Exchange of the state.
+        others: The other ranks; changed in place.
+    """
 
-    elastic = job.spec.elastic
-    assert elastic is not None
-    elastic = elastic.model_copy(update={"replacements": 0})
-    requests = JoinRequests(directory)
-    newcomers = Newcomers(elastic, job.plan.replicas, start, requests, on_event)
-    ports = cleanup.enter_context(contextlib.closing(Ports(context.addresses[0][0])))
-    members = ElasticMembers(elastic.min, ports, newcomers, lambda lost: None, folders=None)
-    cleanup.callback(members.close)
-    return members
+    group: WorkerGroup
+    channels: dict[int, Channel]
+    job: Job
+    directory: Path
+    exchange: StateExchange
+    others: list[RemoteProcess]
+
+    def members(self, on_event: OnEvent, cleanup: contextlib.ExitStack) -> ElasticMembers:
+        """The members of the run, whose server is closed with `cleanup`."""
+        elastic = self.job.spec.elastic
+        assert elastic is not None
+        elastic = elastic.model_copy(update={"replacements": 0})
+        plan, (host, _) = self.job.plan, self.group.addresses[0]
+        ports = cleanup.enter_context(contextlib.closing(Ports(host)))
+        (port,) = ports.take(1)
+        requests = JoinServer(
+            self.directory, (host, port), plan.replicas, self.group.offer, self._description()
+        )
+        newcomers = Newcomers(elastic, plan.replicas, self._take, requests, on_event)
+        members = ElasticMembers(elastic.min, ports, newcomers, lambda lost: None, folders=None)
+        cleanup.callback(members.close)
+        return members
+
+    def _description(self) -> dict[str, Any]:
+        """Description of the run for a process that joins; read by `joining_rank`."""
+        job, group, plan = self.job, self.group, self.job.plan
+        backend = backend_label(plan.backend, plan.requested_collective)
+        return {
+            "backend": backend,
+            "replicas": plan.replicas,
+            "plan": plan.to_dict(),
+            "configuration": configuration(job.spec, group.resolved_spec.plugins, plan.backend),
+            "layout": asdict(group.layout),
+            "addresses": group.addresses,
+            "work": describe(job.work) if is_importable(job.work) else None,
+            "may_stop": job.may_stop,
+            "checkpoint_inode": checkpoint_inode(job.spec),
+        }
+
+    def _take(self, rank: int, request: RemoteJoinRequest) -> RemoteProcess:
+        """A process that is to join the run."""
+        channel = request.take_channel()
+        self.channels[rank] = channel
+        info = ProcessInfo(rank, request.host, replicas=(0,))
+        process = RemoteProcess(channel, info, request.address, self.directory, self.exchange)
+        self.others.append(process)
+        return process
 
 
 @contextlib.contextmanager
@@ -178,13 +221,13 @@ def _supervise(supervisor: Supervisor) -> None:
 
 @contextlib.contextmanager
 def heartbeats(
-    reporter: LocalReporter, channels: Sequence[Channel], seconds: float
+    reporter: LocalReporter, channels: Mapping[int, Channel], seconds: float
 ) -> Iterator[None]:
     """Context in which a thread sends the status of this process to the others, every `seconds`."""
 
     def beat() -> None:
         step, _, call = reporter.status
-        for channel in channels:
+        for channel in [*channels.values()]:  # processes may join meanwhile
             channel.send_if_idle({"do": "beat", "step": step, "call": call})
 
     with repeated(beat, seconds, "isotrain-beat"):

@@ -32,7 +32,7 @@ class LocalProcess:
     Attributes:
         info: Rank, host and role of this process.
         log: Log file with its output.
-        port: Port of this host that is reserved for it.
+        address: Address of this host, and the port that is reserved for it.
     """
 
     output: int | None = None
@@ -44,7 +44,7 @@ class LocalProcess:
         self.info = context.local_process
         self.log = rank_log(directory, context.rank)
         self.events = reporter.events
-        self.port = context.address[1]
+        self.address = context.address
         self.acknowledge = reporter.acknowledge
         self.request_regroup = reporter.request_regroup
         self.void_group = reporter.void_group
@@ -85,7 +85,7 @@ class RemoteProcess:
     Attributes:
         info: Rank, host and role of the process.
         log: Log file on this host with the output that it has sent.
-        port: Port of its host that is reserved for it.
+        address: Address of its host, and the port there that is reserved for it.
         returned: Return value of its job function.
     """
 
@@ -103,7 +103,7 @@ class RemoteProcess:
     ) -> None:
         self.info = info
         self.log = rank_log(directory, info.rank)
-        self.port = address[1]
+        self.address = address
         self.events = channel.fileno()
         self.returned: Any = None
         self.is_gone = False

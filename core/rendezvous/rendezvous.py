@@ -319,8 +319,13 @@ class RendezvousClient(Rendezvous):
         self.close()
 
     def close(self) -> None:
-        self.channel.await_end(_RANK_ZERO_FIRST_SECONDS)
-        finish([self.channel])
+        leave_rank_zero(self.channel)
+
+
+def leave_rank_zero(channel: Channel) -> None:
+    """Closes the channel of another rank, once rank 0 has closed it or some seconds have passed."""
+    channel.await_end(_RANK_ZERO_FIRST_SECONDS)
+    finish([channel])
 
 
 def as_message(error: BaseException) -> dict[str, str]:

@@ -97,11 +97,14 @@ class StateExchange:
         return MemberState(received.run, received.sections["equal"], received.sections["own"])
 
     def _send(self, receiver: int, membership: Membership, sender: int, state: MemberState) -> None:
-        """Sends what a member gives; equal state only to who is behind, and to rank 0 for them."""
+        """Sends what a member gives; equal state only to who is behind.
+
+        Rank 0 is the source unless it is behind, so it has that state for the others.
+        """
         channel = self._channels[receiver]
         head = {"do": "state", "part": [membership.generation, sender]}
-        needs_equal = receiver in membership.behind or (not receiver and membership.behind)
-        kinds = {"equal": state.equal if needs_equal else {}, "own": state.own}
+        is_behind = receiver in membership.behind
+        kinds = {"equal": state.equal if is_behind else {}, "own": state.own}
         for kind, sections in kinds.items():
             for section, tensors in sections.items():
                 for name, part in tensors.items():

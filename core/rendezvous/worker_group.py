@@ -76,6 +76,7 @@ class WorkerGroup:
         layout: Hosts and resources of the processes.
         addresses: Address of each process, by rank.
         port: Extra ports of rank 0 follow this one; None: any free ports.
+        offer: Encryption offer of this process.
     """
 
     rendezvous: Rendezvous
@@ -83,6 +84,7 @@ class WorkerGroup:
     layout: ClusterLayout
     addresses: Sequence[Address]
     port: int | None
+    offer: EncryptionOffer
 
     @property
     def rank(self) -> int:
@@ -254,7 +256,7 @@ def join_worker_group(
     with rendezvous.broadcasting_errors():
         offer.require_available()
         arguments = {"backend": backend, "replicas": replicas}
-        require_equal(rendezvous, {"arguments": arguments, **_configuration(spec, host, backend)})
+        require_equal(rendezvous, {"arguments": arguments, **configuration(spec, host, backend)})
         local = _local_address(rendezvous, requested)
         backend_port = PORT_LEASES.backend(split_backend(backend)[0], local, port)
         facts = local_facts(cluster_info, local, backend_port)
@@ -271,7 +273,7 @@ def join_worker_group(
         cluster_info.environment, processes, assignment["cores"], assignment["gpus"], notes
     )
     resolved_spec = ResolvedSpec(spec, host)
-    return WorkerGroup(rendezvous, resolved_spec, layout, addresses, port)
+    return WorkerGroup(rendezvous, resolved_spec, layout, addresses, port, offer)
 
 
 def _require_replicas(
@@ -286,7 +288,7 @@ def _require_replicas(
         raise PlanError(f"{error} {explain_rank(cluster_info)}") from error
 
 
-def _configuration(spec: TrainingSpec, host: PluginManager, backend: str) -> dict[str, Any]:
+def configuration(spec: TrainingSpec, host: PluginManager, backend: str) -> dict[str, Any]:
     """Configuration that must be the same on every process: JSON values by name."""
     packages = host.backend(split_backend(backend)[0]).packages
     return {
@@ -294,6 +296,18 @@ def _configuration(spec: TrainingSpec, host: PluginManager, backend: str) -> dic
         "plugins": plugins_of(host),
         "versions": {"isotrain": VERSION, **versions(packages)},
     }
+
+
+def checkpoint_inode(spec: TrainingSpec) -> int | None:
+    """Number of the spec's own checkpoint folder in its file system, by which hosts see that they share it.
+
+    None if checkpoints are in the run directory or behind a URL; 0 if there is no such folder.
+    """
+    folder = None if spec.checkpoint is None else spec.checkpoint.folder
+    if folder is None or is_url(folder):
+        return None
+    path = Path(folder)
+    return path.stat().st_ino if path.is_dir() else 0
 
 
 def _connect(

@@ -52,6 +52,7 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     "stages": ("stages",),
     "set for every process": ("environment_variables", "options", "timeouts"),
     "notes": ("notes",),
+    "warnings": ("warnings",),
 }
 """Every field of a plan, in the groups and the order in which they are shown."""
 _LABELS = {
@@ -78,7 +79,7 @@ _LABELS = {
     "options": "backend options",
     "global_batch_size": "global batch",
 }
-_OPTIONAL_GROUPS = ("stages", "notes")
+_OPTIONAL_GROUPS = ("stages", "notes", "warnings")
 """Groups of one field each that are only shown if they are not empty."""
 _MILLI = 1e3
 _BYTES = ("activation_bytes", "gradient_bytes", "exchanged_bytes_per_step")
@@ -141,7 +142,7 @@ def _step_rows(seconds: Mapping[str, float] | None) -> list[tuple[str, str]]:
 
 def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
     label = _LABELS.get(name, name)
-    if name == "notes":
+    if name in ("notes", "warnings"):
         return [("-", note) for note in value]
     if name == "stages":
         return _pipeline_rows(value)
@@ -348,8 +349,8 @@ def _pipeline_rows(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
         *zip(labels, pipeline["drawing"], strict=True),
         (
             "step",
-            f"{pipeline['step_seconds'] * _MILLI:.3g} ms with sends and exchange of gradients by `gigabits`,"
-            " where each process has its own cores and link",
+            f"{pipeline['step_seconds'] * _MILLI:.3g} ms with loss, update, sends and exchange of gradients"
+            " by `gigabits`, where each process has its own cores and link",
         ),
         ("balanced", _proposal(pipeline["balanced"])),
         (

@@ -175,6 +175,10 @@ class RunController:
                 dispatcher.dispatch(event)
                 return answer
 
+            for text in self.plan.warnings:
+                warned = Warned(time=time.time(), text=text)
+                directory.append_event(warned)
+                on_event(warned)
             while True:
                 try:
                     returned = run_job(

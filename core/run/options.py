@@ -67,4 +67,8 @@ def require_known(function: str, kind: type[ResumeOptions], options: Mapping[str
     known = get_type_hints(kind)
     for name in options:
         if name not in known:
-            raise TypeError(f"{function}(): {unknown_name('option', name, known)}")
+            from isotrain.core.spec.validation import OTHER_TOOLS_NAMES  # slow: only on an error
+
+            called_here = OTHER_TOOLS_NAMES.get(name)
+            message = unknown_name("option", name, known, called_here=called_here)
+            raise TypeError(f"{function}(): {message}")

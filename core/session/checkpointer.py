@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
+from isotrain.core.checkpoints.tensor_part import Section
 from isotrain.core.contracts.events import Resumed, Steps
 from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.reporter import Reporter
@@ -17,7 +18,11 @@ from isotrain.core.launching.run_directory.run_directory import checkpoint_folde
 from isotrain.core.session.checkpointing import checkpoint_load, resume_check
 from isotrain.core.session.checkpointing.checkpoint_save import CheckpointWriter, SavedTrainerState
 from isotrain.core.session.checkpointing.handover import CarriedState
-from isotrain.core.session.checkpointing.state_snapshot import REPLICATED_STATE, read_section
+from isotrain.core.session.checkpointing.state_snapshot import (
+    REPLICATED_STATE,
+    as_parts,
+    read_section,
+)
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.freezing import WeightFreezer
 from isotrain.core.session.training.step_logger import StepLogger
@@ -64,7 +69,9 @@ class Checkpointer:
         """Saves a checkpoint, as `Session.save`, with `session.notes`."""
         with self._reporter.doing("save checkpoint"):
             other_folder = None if folder is None else CheckpointFolder(folder)
-            self._writer.save(self._saved_state(notes), other_folder)
+            saved = self._saved_state(notes)
+            self._trainer_state.saved_step = saved.step
+            self._writer.save(saved, other_folder)
             fault = self._writer.wait()
         if fault is not None:
             step = self._trainer_state.steps_done
@@ -89,9 +96,11 @@ class Checkpointer:
             return False
         is_outdated = trainer_state.saved_step is None
         with self._reporter.doing("save checkpoint"):
+            saved = self._saved_state(notes)
+            trainer_state.saved_step = saved.step
             may_skip = policy.background and not (trainer_state.is_done or requests.end)
             is_saved = self._writer.save_once(
-                self._saved_state(notes),
+                saved,
                 overlap_next_step and policy.background,
                 may_skip,
                 is_outdated,
@@ -115,7 +124,7 @@ class Checkpointer:
         self._step_logger.flush()
         self._average.settle(self._session_context.group)
         trainer_state = self._trainer_state
-        step = trainer_state.saved_step = trainer_state.steps_done
+        step = trainer_state.steps_done
         epoch_loss, epoch_samples = self._step_logger.epoch_so_far
         return SavedTrainerState(
             step=step,
@@ -181,6 +190,7 @@ class Checkpointer:
             changes += self._changed_rate(saved.trainer_state)
             state, location = saved.trainer_state, saved.checkpoint.location
             lost = [*self._load(saved), *context.group.not_checkpointed()]
+            self._trainer_state.is_savepoint = self._is_savepoint(saved)
             is_from_this_run = self._writer.note_restored(saved.checkpoint, state)
             self._continue_from(state, is_from_this_run=is_from_this_run)
             self._trainer_state.stream_state = checkpoint_load.load_stream_state(saved)
@@ -189,6 +199,14 @@ class Checkpointer:
                     Resumed(done=state.step, location=location, changes=changes, lost=lost)
                 )
         return dict(state.notes)
+
+    def _is_savepoint(self, saved: resume_check.SavedRun) -> bool:
+        """Whether all replicas have the same state, now that they have that of a checkpoint."""
+        if not checkpoint_load.keeps_different_weights(saved, self._session_context):
+            return True
+        last_step = saved.trainer_state.step - 1
+        # None, for strategies without savepoints: others can go on after each step
+        return self._session_context.strategy.is_savepoint(last_step) is not False
 
     def _load(self, saved: resume_check.SavedRun) -> list[str]:
         """Loads all state of a checkpoint; describes what could not be loaded."""
@@ -200,24 +218,30 @@ class Checkpointer:
         )
 
     def carried_state(
-        self, notes: Mapping[str, Any], phase: int, undo: Callable[[], None] | None
+        self,
+        notes: Mapping[str, Any],
+        phase: int,
+        metrics_collected: bool,
+        undo: Callable[[], None] | None = None,
     ) -> CarriedState:
-        """Copies the state with which this process goes on in another process group. Local.
+        """Copies the state with which this process can go on in another process group. Local.
 
         Args:
             notes: Notes of the session.
             phase: Number of parts of the built-in loop that are done after the last step.
+            metrics_collected: Whether the metrics of the epoch, which ends with it, are reduced already.
             undo: Function that restores what the forward pass of a broken step has changed; None: none was.
         """
         context = self._session_context
         group = context.group
-        metrics_of_next = read_section(group, ("metrics",))
+        metrics_of_next = self.metrics()
         if undo is not None:
             undo()
         saved = self._saved_state(notes)
-        self._writer.give_up()
         strategy_state = context.strategy.state(group)
         sections = {"state": read_section(group, REPLICATED_STATE)}
+        if strategy_state.tensors:
+            sections["strategy"] = as_parts(strategy_state.tensors)
         if self._average.count:
             with self._average.applied(group):
                 sections[AVERAGE] = read_section(group, WEIGHTS)
@@ -225,11 +249,21 @@ class Checkpointer:
             replica=group.local_replicas[0],
             done=saved.step,
             phase=phase,
+            metrics_collected=metrics_collected,
+            replicas_differ=context.strategy.is_savepoint(0) is not None,
             run=self._writer.run_record(saved, False, strategy_state),
             sections=sections,
-            metrics=read_section(group, ("metrics",)),
+            metrics=self.metrics(),
             metrics_of_next=metrics_of_next,
         )
+
+    def metrics(self) -> Section:
+        """Copies the training metrics of this process's first replica. Local."""
+        return read_section(self._session_context.group, ("metrics",))
+
+    def give_up(self) -> None:
+        """Gives up a checkpoint that other processes would write with this one. Local."""
+        self._writer.give_up()
 
     def take_over(self, location: str, membership: Membership) -> dict[str, Any]:
         """Takes the state that members of the last process group handed over; returns its notes.
@@ -239,6 +273,7 @@ class Checkpointer:
         saved = resume_check.SavedRun(checkpoint_at(location))
         lost, state, reporter = self._load(saved), saved.trainer_state, self._reporter
         self._continue_from(state, is_from_this_run=True)
+        reporter.drop_kept(state.step)
         if reporter.rank == 0:
             received = membership.reported, membership.epochs, membership.scalars
             reported = reporter.send_kept(*received)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from isotrain.core.spec import short_forms
 from isotrain.core.spec.field_types import Count, NotNegative, Positive, Switch, Text
 from isotrain.core.spec.initial_weights import Names
 from isotrain.core.spec.validation import Problem, SpecModel
@@ -84,11 +85,6 @@ class EarlyStopping(MonitoredMetric):
     )
 
 
-def metric_shorthand(value: Any) -> Any:
-    """Accepts the name of a metric for `{metric: NAME}`."""
-    return {"metric": value} if isinstance(value, str) else value
-
-
 class CheckpointPolicy(SpecModel):
     """Intervals at which checkpoints are saved, besides at the end and on a signal; and how many are kept."""
 
@@ -103,7 +99,7 @@ class CheckpointPolicy(SpecModel):
     keep_last: Count | None = Field(
         default=2, description="How many of the newest are kept; null for all."
     )
-    keep_best: Annotated[KeepBest | None, BeforeValidator(metric_shorthand)] = Field(
+    keep_best: Annotated[KeepBest | None, BeforeValidator(short_forms.METRIC)] = Field(
         default=None,
         description="A metric's name, or {metric, mode, restore}: also saves one at each evaluation that is "
         "better than all before, and keeps the best.",

@@ -61,7 +61,7 @@ def combination_problems(fields: Mapping[str, Any], optimizer: FieldInfo) -> Ite
     if fields.get("reproducible") is not None:
         yield from _reproducible_problems(fields)
     else:
-        for field in ("shares", "drop_outliers"):
+        for field in ("shares", "drop_outliers", "verify_every"):
             if fields.get(field) is not None:
                 hint = "it gives a global batch the parts that this field is about"
                 yield Problem(f"reproducible with {field}", ("reproducible",), None, hint)
@@ -123,7 +123,7 @@ def _reproducible_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
         "compile": "the compiler rounds by what it has seen of the batches",
         "metrics_over_all": "it takes the predictions of whole local batches",
     }
-    allowed: tuple[Any, ...] = (None, 1, "local", "ghost", (), [], {})
+    allowed: tuple[Any, ...] = (None, False, 1, "local", "ghost", (), [], {})
     for name, hint in others.items():
         value = fields.get(name)
         if value not in allowed or value is True:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from isotrain.core.errors import SpecError, did_you_mean
-from isotrain.core.spec import import_strings
+from isotrain.core.spec import import_strings, short_forms
 from isotrain.core.spec.field_types import REFERENCE_SCHEMA, Component
 from isotrain.core.spec.schedules import SCHEDULES_WITH_DEFAULTS
 from isotrain.core.spec.sections import (
@@ -40,16 +40,6 @@ _SCRIPT = re.compile(r"\.py:[^:/]+$")
 _VARIABLE = "env:"
 """Prefix of the name of an environment variable with a spec in JSON."""
 _MAX_LEVELS = 100
-_SHORTHANDS = {
-    "loss": "name",
-    "metrics": "name",
-    "optimizer": "name",
-    "order": "name",
-    "schedule": "name",
-    "strategy": "name",
-    "scaling": "rule",
-    "initial_weights": "source",
-}
 
 
 def load_spec(
@@ -173,44 +163,55 @@ def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of spec files, including shorthands."""
     schema = TrainingSpec.model_json_schema()
     fields = schema["properties"]
-    for name, choices in (
-        ("optimizer", OPTIMIZERS_WITH_DEFAULTS),
-        ("schedule", SCHEDULES_WITH_DEFAULTS),
-        ("order", ORDERS_WITH_DEFAULTS),
-        ("strategy", ()),
-        ("scaling", ("none",)),
-        ("initial_weights", ()),
-        ("early_stopping", ()),
-        ("reproducible", ("bits",)),
-        ("shares", ("by-speed",)),
+    definitions = schema["$defs"]
+    decay = definitions["Ema"]["properties"]["decay"]
+    for name, shorthand in (
+        ("optimizer", _names(OPTIMIZERS_WITH_DEFAULTS)),
+        ("schedule", _names(SCHEDULES_WITH_DEFAULTS)),
+        ("order", _names(ORDERS_WITH_DEFAULTS)),
+        ("strategy", _ANY_NAME),
+        ("scaling", _names(["none"])),
+        ("initial_weights", _ANY_NAME),
+        ("early_stopping", _ANY_NAME),
+        ("reproducible", _names(["bits"])),
+        ("shares", _names(["by-speed"])),
+        ("ema", {key: decay[key] for key in decay if key not in _ANNOTATIONS}),
+        ("profile", {"type": "boolean"}),
     ):
-        fields[name] = _with_shorthand(fields[name], choices)
-    update = schema["$defs"]["Update"]["properties"]
-    update["optimizer"] = _with_shorthand(update["optimizer"], OPTIMIZERS_WITH_DEFAULTS)
-    update["schedule"] = _with_shorthand(update["schedule"], SCHEDULES_WITH_DEFAULTS)
-    group = schema["$defs"]["OptimizerGroup"]["properties"]
-    group["schedule"] = _with_shorthand(group["schedule"], SCHEDULES_WITH_DEFAULTS)
+        fields[name] = _with_shorthand(fields[name], shorthand)
+    update = definitions["Update"]["properties"]
+    update["optimizer"] = _with_shorthand(update["optimizer"], _names(OPTIMIZERS_WITH_DEFAULTS))
+    update["schedule"] = _with_shorthand(update["schedule"], _names(SCHEDULES_WITH_DEFAULTS))
+    group = definitions["OptimizerGroup"]["properties"]
+    group["schedule"] = _with_shorthand(group["schedule"], _names(SCHEDULES_WITH_DEFAULTS))
     schedules = fields["schedule"], update["schedule"], group["schedule"]
     for callable_too in (*schedules, fields["order"]):
         callable_too["anyOf"].append(REFERENCE_SCHEMA)
-    fields["recompute"]["anyOf"].append({"type": "null"})
-    policy = schema["$defs"]["CheckpointPolicy"]["properties"]
-    policy["keep_best"] = _with_shorthand(policy["keep_best"], ())
+    for null_too in (fields["recompute"], fields["per_replica"]):
+        null_too["anyOf"].append({"type": "null"})
+    policy = definitions["CheckpointPolicy"]["properties"]
+    policy["keep_best"] = _with_shorthand(policy["keep_best"], _ANY_NAME)
     loggers = fields["loggers"]
-    loggers["items"] = {"anyOf": [{"type": "string"}, loggers["items"]]}
-    fields["loggers"] = _with_shorthand(loggers, ())
+    logger = {"anyOf": [_ANY_NAME, loggers["items"]]}
+    fields["loggers"] = _with_shorthand({**loggers, "items": logger}, logger)
     fields["$schema"] = {"type": "string", "description": "Address of this schema, for editors."}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _with_shorthand(schema: dict[str, Any], choices: Sequence[str]) -> dict[str, Any]:
-    """Schema that also accepts a bare name: one of `choices`, or any name if there are none."""
-    outer = {key: schema[key] for key in schema if key in ("default", "description", "title")}
+_ANNOTATIONS = ("default", "description", "title")
+_ANY_NAME: dict[str, Any] = {"type": "string"}
+
+
+def _names(choices: Sequence[str]) -> dict[str, Any]:
+    """Schema of a bare name, one of `choices`."""
+    return {"type": "string", "enum": list(choices)}
+
+
+def _with_shorthand(schema: Mapping[str, Any], shorthand: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema that also accepts a shorthand, such as a bare name."""
+    outer = {key: schema[key] for key in schema if key in _ANNOTATIONS}
     inner = {key: value for key, value in schema.items() if key not in outer}
-    name: dict[str, Any] = {"type": "string"}
-    if choices:
-        name["enum"] = list(choices)
-    return {**outer, "anyOf": [name, inner]}
+    return {**outer, "anyOf": [shorthand, inner]}
 
 
 def _as_fields(value: Any) -> Any:
@@ -240,31 +241,30 @@ def _override(fields: dict[str, Any], override: str) -> dict[str, Any]:
         value = yaml_loader.load(text)
     except yaml_loader.TextError as error:
         raise SpecError(f"override {override!r}: the value is not YAML: {error.reason}") from None
-    field = keys[2] if keys[0] == "updates" and len(keys) > 2 else keys[0]
-    changed = _put(fields, keys, value, _SHORTHANDS.get(field), override)
+    changed = _put(fields, [], keys, value, override)
     assert isinstance(changed, dict)
     return changed
 
 
-def _put(value: Any, keys: Sequence[str], new: Any, shorthand: str | None, override: str) -> Any:
+def _put(value: Any, path: Sequence[str], keys: Sequence[str], new: Any, override: str) -> Any:
     """Copy of a nested value with one entry replaced.
 
     Args:
-        value: Table, list or other value.
-        keys: Path of the entry: keys of tables and indices of lists.
+        value: Table, list, short form of one of these, or other value.
+        path: Path of the value in the spec.
+        keys: Path of the entry in the value: keys of tables and indices of lists.
         new: New value of the entry.
-        shorthand: Key for which a bare name in place of a table stands; None for none.
         override: Override in the form of the user, for messages.
     """
     if not keys:
         return new
     key, rest = keys[0], keys[1:]
+    value = short_forms.expand(value, path[2:] if path[:1] == ["updates"] else path, key)
     if value is None:
         value = [] if key.isdecimal() else {}
-    if isinstance(value, str) and shorthand is not None:
-        value = {shorthand: value}
+    inner = [*path, key]
     if isinstance(value, Mapping):
-        return {**value, key: _put(value.get(key), rest, new, shorthand, override)}
+        return {**value, key: _put(value.get(key), inner, rest, new, override)}
     if isinstance(value, list | tuple):
         items = list(value)
         if not key.isdecimal() or int(key) > len(items):
@@ -273,7 +273,7 @@ def _put(value: Any, keys: Sequence[str], new: Any, shorthand: str | None, overr
                 f"expected 0 to {len(items)} ({len(items)} appends)"
             )
         items[int(key) : int(key) + 1] = [
-            _put([*items, None][int(key)], rest, new, shorthand, override)
+            _put([*items, None][int(key)], inner, rest, new, override)
         ]
         return items
     raise SpecError(f"override {override!r}: {key!r} is below {value!r}, which is not a table")

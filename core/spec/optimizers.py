@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from isotrain.core.spec import short_forms
 from isotrain.core.spec.field_types import (
     Decay,
     NotNegative,
@@ -97,10 +98,6 @@ class LayerDecay(SpecModel):
     )
 
 
-def _layer_decay(value: Any) -> Any:
-    return {"factor": value} if isinstance(value, int | float) else value
-
-
 class _Optimizer(SpecModel, json_schema_extra=require_name):
     """Base of the built-in optimizers.
 
@@ -129,7 +126,7 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
         "schedule: ..., weight_decay: ..., ...}]; the first that fits holds, and all other weights have the "
         "options above.",
     )
-    layer_decay: Annotated[LayerDecay | None, BeforeValidator(_layer_decay)] = Field(
+    layer_decay: Annotated[LayerDecay | None, BeforeValidator(short_forms.FACTOR)] = Field(
         default=None,
         description="Layer-wise decay of the rate: a factor such as 0.75, or {factor: ..., layers: "
         "[patterns, ...]}; null for none.",

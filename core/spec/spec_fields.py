@@ -580,9 +580,9 @@ class SpecFields(TypedDict, total=False):
     gradients: str | Callable[..., Any] | Mapping[str, str | Callable[..., Any]] | None
     clip: ClipFields | None
     gradient_norm: bool | Mapping[str, str | Sequence[str]] | None
-    ema: EmaFields | None
+    ema: float | EmaFields | None
     swa: SwaFields | None
-    per_replica: str | Sequence[str]
+    per_replica: str | Sequence[str] | None
     batch_norm: Literal['local', 'global', 'ghost']
     ghost_batches: int | None
     random_layers: Literal['per-replica', 'per-sample']
@@ -595,6 +595,7 @@ class SpecFields(TypedDict, total=False):
     reproducible: Literal['bits'] | ReproducibleFields | None
     shares: Literal['by-speed'] | SharesFields | None
     drop_outliers: float | None
+    verify_every: int | None
     order: Literal['sequential', 'shuffled', 'balanced'] | SequentialOrderFields | ShuffledOrderFields | WeightedOrderFields | BalancedOrderFields | RepeatedOrderFields | ByLengthOrderFields | CallableOrderFields | str | Callable[..., Any] | None
     shuffle: bool
     drop_remainder: bool
@@ -616,9 +617,9 @@ class SpecFields(TypedDict, total=False):
     backend: str | None
     backend_options: Mapping[str, Mapping[str, Any]]
     plugins: Any
-    loggers: str | Sequence[str | LoggerChoiceFields]
+    loggers: str | LoggerChoiceFields | Sequence[str | LoggerChoiceFields]
     callbacks: Any
-    profile: ProfileFields | None
+    profile: bool | ProfileFields | None
     on_nan: Literal['stop', 'warn', 'ignore', 'skip']
     timeouts: TimeoutsFields
     ignore: Sequence[str]

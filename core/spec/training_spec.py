@@ -12,8 +12,8 @@ from pydantic import (
 )
 
 from isotrain.core.errors import SpecError, first_of, unknown_name
-from isotrain.core.spec import import_strings
-from isotrain.core.spec.checkpoint_policy import CheckpointPolicy, EarlyStopping, metric_shorthand
+from isotrain.core.spec import import_strings, short_forms
+from isotrain.core.spec.checkpoint_policy import CheckpointPolicy, EarlyStopping
 from isotrain.core.spec.collate import Collate
 from isotrain.core.spec.field_combinations import combination_problems
 from isotrain.core.spec.field_types import (
@@ -79,41 +79,12 @@ _SHARES = ExpectedText("by-speed, {every: 20} or null")
 _LOGGERS = ExpectedText("a list of logger names, or of {name: ..., options: {...}}")
 
 
-def _strategy(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
 def _loggers(value: Any) -> Any:
     """Accepts a single logger for a list of one, and a bare name for `{name: NAME}`."""
     loggers = [value] if isinstance(value, str | Mapping) else value
     if not isinstance(loggers, list | tuple):
         return loggers
-    return [{"name": each} if isinstance(each, str) else each for each in loggers]
-
-
-def _initial_weights(value: Any) -> Any:
-    is_complete = value is None or isinstance(value, Mapping | InitialWeights)
-    return value if is_complete else {"source": value}
-
-
-def _ema(value: Any) -> Any:
-    return {"decay": value} if isinstance(value, int | float) else value
-
-
-def _reproducible(value: Any) -> Any:
-    return {} if value == "bits" else value
-
-
-def _shares(value: Any) -> Any:
-    return {} if value == "by-speed" else value
-
-
-def _profile(value: Any) -> Any:
-    return ({} if value else None) if isinstance(value, bool) else value
-
-
-def _scaling(value: Any) -> Any:
-    return {"rule": value} if isinstance(value, str) else value
+    return [short_forms.NAME(each) for each in loggers]
 
 
 def _null_as_empty(value: Any) -> Any:
@@ -232,7 +203,9 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         default=None,
         description="Callable (inputs, targets, random) -> (inputs, targets), on training data only.",
     )
-    initial_weights: Annotated[InitialWeights | None, BeforeValidator(_initial_weights)] = Field(
+    initial_weights: Annotated[
+        InitialWeights | None, BeforeValidator(short_forms.initial_weights)
+    ] = Field(
         default=None,
         description="Initial weights in place of the model's own: a file, a run, a checkpoint or a "
         "callable, or {source: ..., include: ..., exclude: ..., map: ..., freeze: ...}.",
@@ -290,7 +263,7 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         description="How the rate changes during the run, and its warm-up: a name, {name: ..., ...}, or a "
         "callable from the step to the fraction of the rate.",
     )
-    scaling: Annotated[Scaling, BeforeValidator(_scaling)] = Field(
+    scaling: Annotated[Scaling, BeforeValidator(short_forms.RULE)] = Field(
         default=Scaling(), description="How the rate follows the global batch."
     )
     gradients: References | None = Field(
@@ -308,7 +281,7 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         "the scalar gradient_norm; with {name: patterns}, also those of these weights, as "
         "gradient_norm_{name}. Null: where clip.global_norm computes it anyway.",
     )
-    ema: Annotated[Ema | None, BeforeValidator(_ema)] = Field(
+    ema: Annotated[Ema | None, BeforeValidator(short_forms.DECAY)] = Field(
         default=None,
         description="Exponential moving average of the weights, which is evaluated and kept: a decay, or "
         "{decay, every, start}; null for none.",
@@ -354,12 +327,12 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     gradient_accumulation_steps: Count = Field(
         default=1, description="Micro-batches whose gradients make up one step."
     )
-    reproducible: Annotated[Reproducible | None, BeforeValidator(_reproducible)] = Field(
+    reproducible: Annotated[Reproducible | None, BeforeValidator(short_forms.BITS)] = Field(
         default=None,
         description="Whether results are equal to the bit for any number of replicas: bits, or {granularity: "
         "8}, the parts of a global batch that are micro-batches; null: they are equal to rounding.",
     )
-    shares: Annotated[Shares | None, BeforeValidator(_shares), _SHARES] = Field(
+    shares: Annotated[Shares | None, BeforeValidator(short_forms.BY_SPEED), _SHARES] = Field(
         default=None,
         description="How many parts of a global batch, with reproducible, each replica computes: by-speed, "
         "or {every: 20}, the steps after which they are dealt anew; null: equally many.",
@@ -368,6 +341,11 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         default=None,
         description="Norm of the gradients of a part of a global batch, with reproducible, in medians of all "
         "parts, beyond which it is left out of the step, as is a part that is not finite; null: none is.",
+    )
+    verify_every: Count | None = Field(
+        default=None,
+        description="Steps after which every replica computes the same part of a global batch, with "
+        "reproducible, and their bits are compared; null: never.",
     )
     order: Order | None = Field(
         default=None,
@@ -414,7 +392,7 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     checkpoint: CheckpointPolicy | None = Field(
         default=None, description="When checkpoints are saved, and which are kept; null for none."
     )
-    early_stopping: Annotated[EarlyStopping | None, BeforeValidator(metric_shorthand)] = Field(
+    early_stopping: Annotated[EarlyStopping | None, BeforeValidator(short_forms.METRIC)] = Field(
         default=None,
         description="Early stopping: a metric, or {metric, mode, patience, min_delta}; null for none.",
     )
@@ -434,7 +412,7 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
     threads: Count | None = Field(
         default=None, description="CPU threads per replica; null: the cores shared equally."
     )
-    strategy: Annotated[StrategyChoice, BeforeValidator(_strategy)] = Field(
+    strategy: Annotated[StrategyChoice, BeforeValidator(short_forms.NAME)] = Field(
         default=StrategyChoice(), description="How replicas cooperate: a name, or {name, options}."
     )
     backend: Text | None = Field(
@@ -459,7 +437,7 @@ class TrainingSpec(SpecModel, json_schema_extra=_require_one_of_each):
         "callables that make them, with any of the methods on_start, on_step, on_evaluation, on_epoch, "
         "on_checkpoint and on_end.",
     )
-    profile: Annotated[Profile | None, BeforeValidator(_profile)] = Field(
+    profile: Annotated[Profile | None, BeforeValidator(short_forms.switch)] = Field(
         default=None,
         description="Steps that the framework's profiler traces: true, or {first_step, steps, "
         "all_processes}; null for none.",

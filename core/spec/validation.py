@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     ValidationError,
     model_validator,
@@ -28,31 +29,45 @@ _ABSENT = object()
 _KIND_TEXTS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
 _ERRORS = {"model_type": "a table", "dict_type": "a table", "string_type": "text"}
 OTHER_TOOLS_NAMES = {
+    "16-mixed": "float16",
+    "32-true": "float32",
+    "64-true": "float64",
     "accumulate_grad_batches": "gradient_accumulation_steps",
+    "activation_checkpointing": "recompute",
     "batch_size": "global_batch_size",
     "bf16": "bfloat16",
+    "bf16-mixed": "bfloat16",
     "checkpointing": "checkpoint",
     "constant_with_warmup": "constant",
     "cosine_with_restarts": "cosine-restarts",
     "criterion": "loss",
     "cuda": "gpu",
     "dataset": "data",
+    "ddp": "data-parallel",
+    "deepspeed": "sharded",
+    "devices": "replicas",
     "eps": "epsilon",
-    "eval_steps": "evaluation",
+    "eval_steps": "evaluation.every_steps",
     "fp16": "float16",
     "fp32": "float32",
     "fp64": "float64",
-    "gradient_clip_val": "clip",
+    "fsdp": "sharded",
+    "gradient_checkpointing": "recompute",
+    "gradient_clip_val": "clip.global_norm",
     "inverse_sqrt": "inverse-sqrt",
     "learning_rate": "lr",
     "loss_fn": "loss",
     "lr_scheduler": "schedule",
     "max_epochs": "epochs",
-    "max_grad_norm": "clip",
+    "max_grad_norm": "clip.global_norm",
     "max_steps": "steps",
     "mixed_precision": "precision",
     "multistep": "milestones",
+    "np": "replicas",
+    "nproc_per_node": "replicas",
+    "num_processes": "replicas",
     "num_train_epochs": "epochs",
+    "num_workers": "loader.workers",
     "onecycle": "one-cycle",
     "per_device_train_batch_size": "local_batch_size",
     "profiler": "profile",
@@ -62,8 +77,12 @@ OTHER_TOOLS_NAMES = {
     "track_grad_norm": "gradient_norm",
     "train_batch_size": "global_batch_size",
     "warmup_stable_decay": "wsd",
+    "zero": "sharded",
 }
-"""Names of fields and values in other tools to isotrain's names, where these are spelled differently."""
+"""Names in other tools to isotrain's names for fields, values, options and strategies, where they differ.
+
+A field of a table in the spec has the table's name before it.
+"""
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 
@@ -180,8 +199,8 @@ def at_most_one(fields: Mapping[str, Any], *names: str) -> Iterator[Problem]:
 def suggest(name: object, known: Iterable[str]) -> str:
     """Hint with the known name that was probably meant; empty for none."""
     names = list(known)
-    translated = OTHER_TOOLS_NAMES.get(str(name).lower())
-    meant = translated if translated in names else nearest(str(name), names)
+    translated = OTHER_TOOLS_NAMES.get(str(name).lower(), "")
+    meant = translated if translated.partition(".")[0] in names else nearest(str(name), names)
     return whether_meant(meant, "did")
 
 
@@ -262,6 +281,26 @@ def expected_of(field: FieldInfo) -> str:
     words = " or ".join(dict.fromkeys(map(_kind_text, kinds)))
     text = f"{words} {' and '.join(bounds)}" if bounds else words
     return f"{text}, or null" if optional else text
+
+
+def table_keys(field: FieldInfo) -> list[str] | None:
+    """Keys of a field that takes nothing but a table, or null: those that it must have are marked as needed.
+
+    None for a field that takes another value too; empty if the keys are the user's.
+    """
+    kinds, _ = _kinds(field.annotation)
+    has_shorthand = any(isinstance(item, BeforeValidator) for item in field.metadata)
+    if len(kinds) > 1 or has_shorthand:
+        return None
+    (kind,) = kinds
+    if get_origin(kind) is dict:
+        return []
+    if not (isinstance(kind, type) and issubclass(kind, SpecModel)):
+        return None
+    return [
+        f"{name} (needed)" if each.is_required() else name
+        for name, each in kind.model_fields.items()
+    ]
 
 
 def _texts(error: ValidationError) -> Iterator[str]:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from isotrain.core.system import nvml
+from isotrain.core.system import cgroups, nvml
+from isotrain.core.system.cgroups import GroupMemory
 from isotrain.core.system.nvml import NvidiaGpu
 
 
@@ -115,7 +116,22 @@ def describe() -> dict[str, str | int | float]:
 
 
 def memory_bytes() -> int:
-    """Bytes of physical memory of this machine."""
+    """Bytes of memory that processes here may use: this machine's, or the limit of their control group."""
+    limit = memory_limit()
+    return _physical_memory_bytes() if limit is None else limit.nbytes
+
+
+def memory_limit() -> GroupMemory | None:
+    """The memory limit of this process's control group (cgroup), such as a container's.
+
+    Returns:
+        The limit; None if there is none, or not below the physical memory.
+    """
+    limit = cgroups.memory_limit()
+    return limit if limit is not None and limit.nbytes < _physical_memory_bytes() else None
+
+
+def _physical_memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -132,7 +132,8 @@ def exit_after_failure(work: threading.Thread) -> None:
 
     Threads of frameworks may wait for peers that are gone; one that returns into a finalized interpreter
     aborts the process. So the process exits without finalization if an uncaught error ends it; otherwise the
-    run's thread `work` gets a few seconds to end.
+    run's thread `work` gets a few seconds to end. While it has not ended, the exit functions have a few
+    seconds, too: a framework's may wait for that thread, as Horovod's does while Horovod starts.
     """
     atexit.register(_exit_within_limit, work)
 
@@ -140,11 +141,13 @@ def exit_after_failure(work: threading.Thread) -> None:
 def _exit_within_limit(work: threading.Thread) -> None:
     atexit.unregister(_exit_within_limit)
     _ignore_signals()
-    if isinstance(getattr(sys, "last_value", None), Exception):  # uncaught: its traceback was shown
-        exit_process(1)
-    if work.is_alive():
+    is_working = work.is_alive()
+    if is_working:
         devnull = os.open(os.devnull, os.O_WRONLY)
         faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=devnull)
+    if isinstance(getattr(sys, "last_value", None), Exception):  # uncaught: its traceback was shown
+        exit_process(1)
+    if is_working:
         work.join(_JOIN_SECONDS)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
 from isotrain.core.contracts.events import Interrupted, Ready, Waiting
 from isotrain.core.contracts.membership import Membership
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, WAITING_FOR_MEMBERS, WAITING_TO_JOIN
@@ -139,7 +140,12 @@ class ElasticRun:
         self._carried = CarriedState.none()
         reporter.enter("build model")
         alone = replace(
-            context, rank=0, processes=(replace(context.local_process, rank=0, replicas=(0,)),)
+            context,
+            rank=0,
+            replicas=1,
+            processes=(replace(context.local_process, rank=0),),
+            addresses=(context.address,),
+            device_mesh=DeviceMesh({DATA: 1}),
         )
         plan = plan_of_members(self._job.plan, resolved_spec, alone.processes)
         with gc_paused():  # it imports the framework
@@ -179,6 +185,8 @@ class ElasticRun:
             generation=self._generation,
             done=self._carried.done,
             phase=self._carried.phase,
+            metrics_collected=self._carried.metrics_collected,
+            replicas_differ=self._carried.replicas_differ,
             state_bytes=self._carried.nbytes,
             metrics_bytes=self._carried.metrics_nbytes,
             reason=reason,

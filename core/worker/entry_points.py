@@ -37,12 +37,10 @@ _LATE_STEP = 1 << 20
 """Index of a step after which no phase of a strategy begins."""
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from isotrain.core.contracts.backend.adapter import Adapter
     from isotrain.core.contracts.backend.group_hooks import PassCosts
     from isotrain.core.data.batch import Batch, Slice
-    from isotrain.core.pipeline.profile import LayerCost
+    from isotrain.core.pipeline.profile import ModelProfile
     from isotrain.core.session.session import Session
 
 
@@ -156,7 +154,7 @@ def measure_model(session: Session) -> dict[str, Any]:
 
     plan = session.plan
     is_pipeline = STAGE in plan.device_mesh.sizes
-    layers: Sequence[LayerCost] = ()
+    profile: ModelProfile | None = None
     sample_costs: dict[str, float] | None = None
     notes, refuses_single_sample = session.setup_notes(), None
     refusals: dict[str, str] = {}
@@ -176,7 +174,7 @@ def measure_model(session: Session) -> dict[str, Any]:
             from isotrain.core.contracts.backend.group_protocols import PipelineGroup
             from isotrain.core.contracts.backend.protocol_checks import require
 
-            layers = require(session.group, PipelineGroup).profile_layers(batch).layers
+            profile = require(session.group, PipelineGroup).profile_layers(batch)
         notes += session.group.step_notes(batch)
         refuses_single_sample = session.group.refuses_single_sample(batch)
         is_split = (
@@ -194,7 +192,8 @@ def measure_model(session: Session) -> dict[str, Any]:
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
         "model": asdict(model_bytes(session.spec, session.group)),
-        "layers": list(map(asdict, layers)),
+        "layers": [] if profile is None else list(map(asdict, profile.layers)),
+        "loss_seconds": 0.0 if profile is None else profile.loss_seconds,
         "refused": refusals,
         "notes": notes,
     }

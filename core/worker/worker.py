@@ -222,6 +222,10 @@ def run_job_in_worker(
     if job.resume is not None:
         session.restore(job.resume)
     plan = session.plan.to_dict() if session.is_main else None
+    if session.is_main:
+        for text in session.plan.warnings:
+            if text not in job.plan.warnings:  # known with the model alone
+                reporter.emit(Warned(text=text))
     is_first = session.is_main and resolved_spec.spec.elastic is not None
     data = session.data_identity() if is_first else None
     reporter.emit(Ready(samples=session.plan.samples, plan=plan, data=data))

@@ -70,7 +70,7 @@ class Reference(TcpParameterServer):
         require_known(spec)
         return []
 
-    def why_not_elastic(self) -> str | None:
+    def why_not_elastic(self, requires: frozenset[Capability]) -> str | None:
         return None
 
     def interrupt_group(self) -> None:

@@ -232,6 +232,9 @@ class ReferenceGroup(ReplicaGroup):
                 sums = [each.copy() for each in accumulators]
             yield [sums]
 
+    def accumulate(self, sums: Sequence[Array], addends: Sequence[Array]) -> Sequence[Array]:
+        return [total + addend for total, addend in zip(sums, addends, strict=True)]
+
     def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[Array]]) -> None:
         trainer = self._trainer
         accumulators = [trainer.losses, trainer.evaluated.sums]

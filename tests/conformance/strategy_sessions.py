@@ -21,6 +21,7 @@ SOUND: dict[str, Chosen] = {
     "gossip": ("gossip", {}),
     "compressed, topk": ("compressed", {"method": "topk"}),
     "compressed, powersgd": ("compressed", {"method": "powersgd", "native": False}),
+    "compressed, fp16": ("compressed", {"method": "fp16", "native": False}),
     "compressed, bf16": ("compressed", {"method": "bf16", "native": False}),
     "hierarchical": ("hierarchical", {}),
     "elastic-averaging": ("elastic-averaging", {}),

@@ -86,6 +86,7 @@ EXPECTED: dict[str, set[str]] = {
     "dies-in-a-barrier": {"barrier"},
     "uncounted-rows": {"own_batches"},
     "swapped-parts": {"ordered_sums"},
+    "inexact-parts": {"ordered_sums"},
     "inexact-sums": {"ordered_sums"},
     "careless-objectives": {
         "objective_step",

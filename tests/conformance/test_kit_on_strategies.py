@@ -64,6 +64,10 @@ EXPECTED: dict[str, set[str]] = {
     },
     "broken-applies-in-halves": {"ordered_sums_keep_bits"},
     "broken-promises-too-much": {"state_bytes_as_declared"},
+    "broken-keeps-residuals": {"elastic_as_declared"},
+    "broken-steps-before-it-averages": {"elastic_as_declared"},
+    "broken-applies-before-it-ends": {"elastic_as_declared"},
+    "broken-equal-too-early": {"elastic_as_declared"},
 }
 """Strategy to the checks that fail on it; all others pass or are not asked."""
 
@@ -71,6 +75,13 @@ GOING_ON = (*strategy_sessions.SOUND, "broken-keeps-to-itself")
 """Those that go on from another run; the other broken ones would end it."""
 
 ASKED = {
+    **{
+        name: {"elastic_as_declared"}
+        for name in (
+            *("data-parallel", "hierarchical", "compressed, fp16"),
+            *("local-sgd", "local-sgd, every step", "diloco"),
+        )
+    },
     "pipeline": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"},
     "pipeline, 2-1-1": {
         *("state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"),
@@ -147,6 +158,7 @@ def test_exactly_the_expected_checks_fail(backend: str, names: tuple[str, ...], 
     if name in GOING_ON:
         told = gone_on(backend, names)[name]
         outcomes.append(strategy.RESUMES.failed(told) if told else strategy.RESUMES.passed())
+    outcomes.append(strategy.elastic_outcome(*strategy_sessions.STRATEGIES[name]))
     failed = {outcome.check: outcome.reason for outcome in outcomes if outcome.verdict == "failed"}
     assert set(failed) == EXPECTED[name], failed
     passed = {outcome.check for outcome in outcomes if outcome.verdict == "passed"}

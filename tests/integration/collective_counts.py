@@ -121,12 +121,13 @@ def of_tensorflow(session: isotrain.Session, name: str) -> tuple[dict[str, float
     steps, period = _steps(session), counted_steps(session.spec, session.strategy)
     with _counting_collectives() as counters:
         next(steps)
+        session.barrier()  # else another rank may not have got all of the step
         counts_before = {kind: int(counter) for kind, counter in counters.items()}
         before = tcp_counters.bytes_sent()
         next(steps)
-        sent = tcp_counters.bytes_sent() - before
         counts = {kind: int(counters[kind]) - counts_before[kind] for kind in counters}
         session.barrier()
+        sent = tcp_counters.bytes_sent() - before
     return {kind: count / period for kind, count in counts.items() if count}, sent / period
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.leftover_processes import no_leftover_processes
-from integration.scheduler_launchers import Far, WrapperLauncher
+from integration.scheduler_launchers import Far, TwoHere, WrapperLauncher
 
 import isotrain
 from isotrain.core.plugins import selection
@@ -21,9 +21,10 @@ def no_processes_left() -> Iterator[None]:
 
 @pytest.fixture
 def wrapper() -> Iterator[None]:
-    """Registers the launchers `wrapper` and `far`."""
+    """Registers the launchers `wrapper`, `far` and `two-here`."""
     before = selection.current()
     isotrain.register(WrapperLauncher)
     isotrain.register(Far)
+    isotrain.register(TwoHere)
     yield
     selection.set_current(before)

@@ -26,8 +26,8 @@ from isotrain.testing.reference.network import Network
 REPLICAS = 4
 STEPS_PER_EPOCH = 5
 EPOCHS = 3
-LONGEST_OTHER = 1000
-"""Bytes of the longest message from rank 0 in a step but that of all gradients."""
+LONGEST_OTHER = 200
+"""Bytes of the longest message from rank 0 in a step but those of all gradients, in 16 bits or more."""
 STEPS = STEPS_PER_EPOCH * EPOCHS
 
 
@@ -108,15 +108,17 @@ class Kills:
         sending: Step in which a process, rank 0 by then, is killed while it sends a sum to the others: the
             first of them has it, and the last does not.
         evaluating: Step after which a process is killed within the evaluation.
+        exchanges: Number of exchanges of all gradients in a step; `sending` is in the last of them.
     """
 
     between: Mapping[int, int] = field(default_factory=dict)
     sending: Mapping[int, int] = field(default_factory=dict)
     evaluating: Mapping[int, int] = field(default_factory=dict)
+    exchanges: int = 1
 
     def on_start(self, session: isotrain.Session) -> None:
         if process() in self.sending:
-            _die_while_sending(session, self.sending[process()])
+            _die_while_sending(session, self.sending[process()], self.exchanges)
         if process() in self.evaluating:
             _die_in_evaluation(session, self.evaluating[process()])
 
@@ -163,14 +165,15 @@ class WaitsForNewcomer:
         return data()
 
 
-def _die_while_sending(session: isotrain.Session, step: int) -> None:
+def _die_while_sending(session: isotrain.Session, step: int, exchanges: int) -> None:
     """In the last exchange of a step: that of gradients, after which they are applied."""
     send, sent = socket.socket.sendall, 0
+    before_last = (exchanges - 1) * (session.replicas - 1)
 
     def sendall(connection: socket.socket, data: bytes) -> None:
         nonlocal sent
         if session.steps_done == step and len(data) > LONGEST_OTHER:
-            if sent:
+            if sent > before_last:
                 die()
             sent += 1
         send(connection, data)

@@ -38,10 +38,15 @@ MODEL = {"numpy": network, "torch": portable, "tensorflow": portable}
 
 
 def data() -> isotrain.DataSet:
-    """Data of the length that this rank was given: differing lengths must be noticed."""
+    """Data of the length that this rank was given: differing lengths must be noticed.
+
+    They are there once the file `DATA_AFTER` is, if that is set.
+    """
+    while not Path(os.environ.get("DATA_AFTER", ".")).exists():
+        time.sleep(0.05)
     asked = json.loads(sys.argv[1]) if sys.argv[1:2] and sys.argv[1].startswith("{") else {}
     samples = asked.get("samples", {}).get(
-        os.environ.get("RANK", os.environ.get("SLURM_PROCID")), 64
+        os.environ.get("RANK", os.environ.get("SLURM_PROCID")), int(os.environ.get("SAMPLES", "64"))
     )
     inputs = np.linspace(-1, 1, 4 * samples).reshape(samples, 4)
     return isotrain.DataSet((inputs, inputs[:, :2]), (inputs, inputs[:, :2]))
@@ -73,6 +78,38 @@ def raise_error() -> None:
 
 def hang() -> None:
     time.sleep(600)
+
+
+class AwaitsNewcomer:
+    """Callback that awaits a process that joins after `STEP`; few steps are taken before it has joined.
+
+    Nor are any then while the working directory has a file `hold`.
+    """
+
+    starts = 0
+
+    def on_start(self, session: isotrain.Session) -> None:
+        AwaitsNewcomer.starts += 1
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if session.rank or batch.step < STEP:
+            return
+        if AwaitsNewcomer.starts > 1:
+            while Path("hold").exists():
+                time.sleep(0.05)
+            return
+        events = session.run_directory / "events.jsonl"
+        while '"waiting"' not in events.read_text():
+            time.sleep(0.05)
+        time.sleep(0.5)
+
+
+class Holds:
+    """Callback that takes no step after `STEP` while the working directory has a file `hold`."""
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        while not session.rank and batch.step >= STEP and Path("hold").exists():
+            time.sleep(0.05)
 
 
 FAULT_ACTIONS = {deed.__name__: deed for deed in (kill, stop, crash, raise_error, hang)}

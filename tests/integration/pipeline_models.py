@@ -65,6 +65,18 @@ def modules() -> Any:
     )
 
 
+def reentrant() -> Any:
+    """Its second module is computed again in backward passes, by torch's older kind of checkpoint."""
+    from torch import Tensor, nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Again(nn.Linear):
+        def forward(self, inputs: Tensor) -> Any:
+            return checkpoint(super().forward, inputs, use_reentrant=True)
+
+    return nn.Sequential(nn.Linear(6, 8), Again(8, 8), nn.Linear(8, 4)).double()
+
+
 def written(names_them: bool = False) -> Any:
     """Modules that a `forward` of its own applies, one after the other."""
     from torch import Tensor, nn

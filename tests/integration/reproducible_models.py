@@ -33,6 +33,16 @@ def mlp() -> Any:
     return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), *hidden, layers.Dense(10)])
 
 
+def orthogonal() -> Any:
+    """Its weights, which have more inputs than outputs, are not laid out row by row."""
+    import keras
+
+    layers = keras.layers
+    hidden = layers.Dense(130, "relu", kernel_initializer="orthogonal")
+    last = layers.Dense(10, kernel_initializer="orthogonal")
+    return keras.Sequential([keras.Input((12, 12, 1)), layers.Flatten(), hidden, last])
+
+
 def counting() -> Any:
     """A network that counts its steps, in a weight that is not trained."""
     import keras
@@ -162,6 +172,34 @@ def module() -> Any:
     return nn.Sequential(nn.Flatten(), *normalized, nn.Linear(65, 10))
 
 
+def tf_module() -> Any:
+    import tensorflow as tf
+
+    class Perceptron(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            draws = tf.random.Generator.from_seed(0)
+            self.first = tf.Variable(draws.normal((144, 65)) / 12, name="first")
+            self.last = tf.Variable(draws.normal((65, 10)) / 8, name="last")
+
+        def __call__(self, images: Any) -> Any:
+            flat = tf.reshape(images, (-1, 144))
+            return tf.nn.tanh(flat @ self.first) @ self.last
+
+    return Perceptron()
+
+
+def transposed() -> Any:
+    """A weight is laid out column by column."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    first = nn.Linear(144, 65)
+    first.weight = nn.Parameter((torch.randn(144, 65) / 12).t())
+    return nn.Sequential(nn.Flatten(), first, nn.Tanh(), nn.Linear(65, 10))
+
+
 LOSS = {"name": "sparse_categorical_crossentropy", "from_logits": True}
 SPEC: dict[str, Any] = {
     "data": images,
@@ -182,6 +220,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cnn": SPEC | {"model": cnn, "global_batch_size": 16},
     "transformer": SPEC | {"model": transformer},
     "lstm": SPEC | {"model": lstm},
+    "orthogonal": SPEC | {"model": orthogonal},
     "weighted": SPEC | {"model": mlp, "data": weighted_images, "metrics": [_ACCURACY]},
     "tagger": SPEC | {"model": tagger, "data": words, "metrics": ["sparse_categorical_accuracy"]},
     "dropout": SPEC | {"model": dropping, "random_layers": "per-sample"},
@@ -194,5 +233,6 @@ EVERYTHING = SPEC | {
     "random_layers": "per-sample",
 }
 NATIVE: dict[str, dict[str, Any]] = {
-    "module": SPEC | {"model": {"torch": module}, "global_batch_size": 16}
+    "module": SPEC | {"model": {"torch": module}, "global_batch_size": 16},
+    "transposed": SPEC | {"model": {"torch": transposed}},
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import isotrain
 from isotrain.core.planning.cluster_environment import cluster_info_of
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.testing.reference.layers import Dense
@@ -55,6 +56,24 @@ class Slow:
         time.sleep(self.SECONDS)
         inputs, targets = data()
         return inputs[indices], targets[indices]
+
+
+class LosesRankOne:
+    """Callback in which rank 1 is lost; few steps are taken then before another process has joined."""
+
+    starts = 0
+
+    def on_start(self, session: isotrain.Session) -> None:
+        LosesRankOne.starts += 1
+
+    def on_step(self, session: isotrain.Session, batch: Any, loss: Any) -> None:
+        if batch.step == 1 and os.environ.get("RANK") == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if session.rank == 0 and LosesRankOne.starts == 2:
+            events = session.run_directory / "events.jsonl"
+            while '"waiting"' not in events.read_text():
+                time.sleep(0.05)
+            time.sleep(0.5)
 
 
 class SlowAndLoud(Slow):

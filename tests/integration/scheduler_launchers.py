@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from typing import ClassVar
 
@@ -31,6 +32,29 @@ class WrapperLauncher(SchedulerLauncher):
 
     def submission(self, command: RankCommand) -> Submission:
         return Submission(((*self.program, *command.arguments),), files={"seen.txt": command.name})
+
+
+class TwoHere(SchedulerLauncher):
+    """Starts two ranks here, the first of which ends with the run; and processes in place of lost ones."""
+
+    name = "two-here"
+    summary = "for tests"
+    program = 'for RANK in 1 0; do export RANK; "$@" & done; wait $!'
+
+    def allocation(self) -> Allocation:
+        return Allocation((HostSlots(2),))
+
+    def why_not_elastic(self) -> str | None:
+        return None
+
+    def submission(self, command: RankCommand) -> Submission:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return Submission((("sh", "-c", self.program, "two", *command.arguments),), told)
+
+    def replacement(self, command: RankCommand) -> Submission:
+        return Submission((command.arguments,))
 
 
 class Far(SchedulerLauncher):

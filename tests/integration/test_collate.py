@@ -357,6 +357,59 @@ def test_other_frameworks_refuse_text(backend: str, tmp_path: Path) -> None:
         isotrain.run(spec, backend=backend, output=tmp_path / "run")
 
 
+def words_as_targets() -> Any:
+    return np.ones((8, 4), "float32"), np.array(list("abcabcab"))
+
+
+def few_layers() -> Any:
+    from keras import Input, Sequential, layers
+
+    return Sequential([Input((4,)), layers.Dense(3)])
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas", "chosen"),
+    [
+        pytest.param("tf-mirrored", 2, {"model": few_layers}, id="tf-mirrored-2"),
+        pytest.param(
+            "tf-mirrored",
+            1,
+            {"model": {"tensorflow": few_layers}, "loss": "mse"},
+            id="tf-mirrored-1-mse",
+        ),
+        pytest.param("tf-multiworker", 2, {"model": few_layers}, id="tf-multiworker-2"),
+        pytest.param("horovod-tf", 2, {"model": few_layers}, id="horovod-tf-2"),
+    ],
+)
+def test_losses_of_tensorflow_refuse_targets_of_text(
+    backend: str, replicas: int, chosen: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = TEXT_SPEC | {"data": words_as_targets, **chosen}
+    with pytest.raises(isotrain.RunFailedError, match=r"data: the targets hold text, and loss: "):
+        isotrain.run(spec, backend=backend, replicas=replicas, output=tmp_path / "run")
+
+
+def loss_of_words(targets: Any, predictions: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    classes = tf.strings.to_hash_bucket_fast(targets, 3)
+    return keras.losses.sparse_categorical_crossentropy(classes, predictions, from_logits=True)
+
+
+@pytest.mark.parametrize(("backend", "replicas"), [("tf-mirrored", 2), ("tf-multiworker", 2)])
+def test_accuracy_on_tensorflow_refuses_targets_of_text(
+    backend: str, replicas: int, tmp_path: Path
+) -> None:
+    """Though the loss takes them."""
+    spec = TEXT_SPEC | {"data": words_as_targets, "model": few_layers, "loss": loss_of_words}
+    refused = r"data: the targets hold text, and metrics: 'accuracy' takes numbers only"
+    with pytest.raises(isotrain.RunFailedError, match=refused):
+        isotrain.run(
+            spec | {"metrics": ["accuracy"]}, backend=backend, replicas=replicas, output=tmp_path
+        )
+
+
 def classes() -> isotrain.DataSet:
     samples = [(Texts()[index]["tokens"], index % 3) for index in range(SAMPLES)]
     return isotrain.DataSet(isotrain.sources.MapStyle(samples))

@@ -62,7 +62,7 @@ def program(file: Path) -> str:
 
 
 def test_every_page_has_both_programs() -> None:
-    assert list(PAIRS) == ["keras", "torch", "accelerate", "lightning", "horovod"]
+    assert list(PAIRS) == ["keras", "torch", "accelerate", "fabric", "lightning", "horovod"]
     for theirs, ours in PAIRS.values():
         assert "import isotrain" in ours
         assert "isotrain" not in theirs
@@ -71,7 +71,7 @@ def test_every_page_has_both_programs() -> None:
 @pytest.mark.examples
 @pytest.mark.parametrize("name", PAIRS)
 def test_both_programs_train(name: str, tmp_path: Path) -> None:
-    if name == "lightning":
+    if name in {"fabric", "lightning"}:
         pytest.importorskip("lightning")
     theirs, ours = PAIRS[name]
     losses = loss_of(tmp_path / "theirs", theirs), loss_of(tmp_path / "ours", ours)

@@ -69,6 +69,7 @@ def test_the_outer_optimizer_begins_after_the_synchronous_steps() -> None:
     np.testing.assert_allclose(found, (2 + 0.5 * 2) * CHANGE, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 4])
 def test_what_rounding_leaves_is_sent_later(bits: int) -> None:
     """After 40 outer steps as much is missing as one rounding leaves, not 40 of them."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import cloudpickle
+import numpy as np
 import pytest
 from helpers import waiting
 from integration import elastic_runs
@@ -93,6 +95,82 @@ def test_a_replica_joins_one(backend: str, tmp_path: Path) -> None:
     assert changes_told(joins.events) == [(set(), [1], [0, 1])]
 
 
+@pytest.mark.parametrize(
+    ("backend", "strategy", "options", "tolerance"),
+    [
+        ("torch-ddp", "hierarchical", {"host_size": 2}, 1e-11),
+        ("torch-ddp", "compressed", {"method": "fp16"}, 5e-3),
+        ("torch-ddp", "compressed", {"method": "bf16"}, 2e-2),
+        ("horovod-torch", "compressed", {"method": "fp16"}, 5e-3),
+        ("horovod-tf", "compressed", {"method": "fp16"}, 5e-3),
+    ],
+)
+def test_the_others_go_on_under_other_strategies(
+    backend: str, strategy: str, options: dict[str, Any], tolerance: float, tmp_path: Path
+) -> None:
+    """A step that is left out, or taken twice, changes weights by 0.06."""
+    model = portable if backend == "horovod-tf" else MODELS["native"]
+    choice = {"name": strategy, "options": options}
+    changes = {"model": model, "backend": backend, "strategy": choice, "timeouts": {"progress": 60}}
+    whole, _ = run(tmp_path / "whole", 4, **changes, elastic=None)
+    kills = Kills(between={1: 3, 0: 8})
+    result, events = run(tmp_path / "run", 4, **changes, callbacks=[kills])
+    require_whole_history(events)
+    assert changes_told(events) == [({"1"}, [], [0, 2, 3]), ({"0"}, [], [2, 3])]
+    for name, array in whole.weights.items():
+        np.testing.assert_allclose(result.weights[name], array, rtol=0, atol=tolerance)
+
+
+@dataclass
+class DiesInLevel:
+    """Callback that kills a process in step 6, before one of the exchanges of its host.
+
+    Attributes:
+        rank: The process.
+        call: The kind of exchange.
+        before: Number of these exchanges that it has taken part in.
+    """
+
+    rank: int
+    call: str
+    before: int
+
+    def on_start(self, session: isotrain.Session) -> None:
+        if process() == self.rank:
+            communicator: Any = session.group.communicator  # type: ignore[attr-defined]
+            exchange, count = getattr(communicator, self.call), 0
+
+            def exchanging(value: Any, subgroups: Any) -> Any:
+                nonlocal count
+                if session.steps_done == 6:
+                    if count == self.before:
+                        die()
+                    count += 1
+                return exchange(value, subgroups)
+
+            setattr(communicator, self.call, exchanging)
+
+
+@pytest.mark.parametrize(
+    ("dies", "done"),
+    [(DiesInLevel(0, "all_reduce_within", 1), 6), (DiesInLevel(2, "broadcast_within", 0), 7)],
+    ids=["between hosts", "inside a host"],
+)
+def test_the_others_go_on_from_different_levels(
+    dies: DiesInLevel, done: int, tmp_path: Path
+) -> None:
+    """Without rank 0, rank 3 waits for rank 2 alone, which leaves. Without rank 2, only rank 3 is behind."""
+    strategy = {"name": "hierarchical", "options": {"host_size": 2}}
+    changes = {"model": MODELS["native"], "backend": "torch-ddp", "strategy": strategy}
+    changes["timeouts"] = {"progress": 60}
+    whole, _ = run(tmp_path / "whole", 4, **changes, elastic=None)
+    result, events = run(tmp_path / "run", 4, **changes, callbacks=[dies])
+    assert_same(result, whole)
+    require_whole_history(events)
+    found = [(set(each["lost"]), each["done"]) for each in changes_of(events)]
+    assert found == [({str(dies.rank)}, done)]
+
+
 class KeepsGroup:
     """Callback that keeps the newest replica group."""
 
@@ -167,3 +245,10 @@ def test_a_build_that_does_not_survive_that_is_refused(monkeypatch: pytest.Monke
     expected = "elastic: backend 'horovod-torch': this build .* python -m isotrain.build_horovod"
     with pytest.raises(isotrain.UnsupportedError, match=expected):
         isotrain.plan(spec(model=MODELS["native"]), backend="horovod-torch", replicas=2)
+
+
+def test_subgroups_of_horovod_are_refused() -> None:
+    expected = "elastic: backend 'horovod-torch': the strategy has subgroups, for which Horovod has"
+    fields = spec(model=MODELS["native"], strategy="hierarchical")
+    with pytest.raises(isotrain.UnsupportedError, match=expected):
+        isotrain.plan(fields, backend="horovod-torch", replicas=2)

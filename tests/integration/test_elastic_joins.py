@@ -78,6 +78,7 @@ SUCCESSIONS: Mapping[str, tuple[Kills, list[list[int]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUCCESSIONS)
 def test_a_run_that_needs_all_replicas_waits_for_new_ones(
     name: str, whole: isotrain.RunResult, tmp_path: Path
@@ -231,13 +232,17 @@ def test_an_own_loop_goes_on_with_a_newcomer(whole: isotrain.RunResult, tmp_path
         assert losses == pytest.approx(whole.history.loss, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_command_joins_and_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     told: list[Any] = []
 
     def ask() -> None:
+        left_behind = folder / "join.json"  # by a start under SLURM that was killed
+        left_behind.write_text('{"host": "127.0.0.9", "port": 1, "key": "00", "rank": 2}')
         arguments = [sys.executable, "-m", "isotrain", "join", str(folder)]
         told.append(subprocess.run(arguments, capture_output=True, text=True, check=False))
+        left_behind.unlink()
         (folder / "asked").touch()
 
     asking = threading.Thread(target=ask)

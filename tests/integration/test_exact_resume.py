@@ -16,7 +16,7 @@ from isotrain.testing import reference_model
 from isotrain.testing.check_context import assert_same
 from isotrain.testing.checks import resume as resume_checks
 
-pytestmark = [pytest.mark.features, pytest.mark.kernels]
+pytestmark = pytest.mark.features
 
 OBJECTIVE = f"{Path(__file__).with_name('noisy_objective.py')}:objective"
 SCALED = {"precision": "float16", "loss_scale": {"initial": 1024.0, "growth_steps": 4}}
@@ -115,6 +115,7 @@ def with_portable_models(backend: str) -> dict[str, str]:
     )
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("backend", "replicas", "name"), NATIVE_CELLS)
 def test_native_models(backend: str, replicas: int, name: str) -> None:
     """Three replicas add up gradients in the order in which the other run did."""

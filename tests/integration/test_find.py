@@ -84,6 +84,7 @@ def test_a_loss_diverges_from_the_least_also_below_zero(
     assert has_diverged(losses) is expected
 
 
+@pytest.mark.slow
 def test_the_rate_rises_until_the_loss_diverges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

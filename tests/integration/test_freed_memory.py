@@ -37,6 +37,7 @@ def page_faults(session: isotrain.Session) -> int:
     return faults_of(ROUNDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_set_by_user", [False, True])
 def test_freed_memory_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_set_by_user: bool

@@ -42,6 +42,33 @@ PIPELINE = {
     "strategy": {"name": "pipeline", "options": {"stages": 2}},
     "gradient_accumulation_steps": 4,
 }
+
+
+def of_positions() -> Any:
+    return torch.nn.Sequential(
+        *(torch.nn.Unflatten(1, (8, 8)), torch.nn.Linear(8, 512), torch.nn.Linear(512, 512)),
+        *(torch.nn.LayerNorm(512), torch.nn.Linear(512, 512), torch.nn.GELU()),
+        *(torch.nn.Dropout(0.1), torch.nn.Linear(512, 16), torch.nn.Flatten()),
+        torch.nn.Linear(128, 10),
+    )
+
+
+def cut(**layers: str) -> dict[str, Any]:
+    return {"strategy": {"name": "tensor", "options": {"degree": 2, "layers": layers}}}
+
+
+CUT: dict[str, dict[str, Any]] = {
+    "units": cut(**{"0": "colwise", "2": "rowwise", "4": "colwise-gather"}),
+    "accumulated": cut(**{"2": "colwise", "4": "rowwise"}) | {"gradient_accumulation_steps": 2},
+    "positions": {
+        "model": {"torch": of_positions},
+        **cut(
+            **{"1": "colwise", "2": "rowwise-sequence", "3": "sequence"},
+            **{"4": "sequence-colwise", "7": "rowwise"},
+        ),
+    },
+}
+"""Native models of which modules are cut, some with weights of 1 MiB."""
 FLOAT = 4
 Counts = dict[str, list[float]]
 """Number per step, and float32 elements per step, by Gloo's name of a collective."""
@@ -115,6 +142,17 @@ def test_gloo_does_what_is_counted_of_the_first_stage(replicas: int) -> None:
     for name, (number, elements) in run.returned[0].items():
         # the last stage decides whether the loss has one element or two
         assert counted[name] == [number, pytest.approx(elements, abs=1)]
+
+
+@pytest.mark.features
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_gloo_does_what_is_counted_of_cut_modules(name: str, replicas: int) -> None:
+    run = try_run(counts_of_gloo, spec(**CUT[name]), "torch-ddp:gloo", replicas)
+    assert run.failure is None, run.failure
+    planned = gpu_plan(2 * replicas, **CUT[name])
+    assert counts_of_plan(planned) == run.returned[0]
+    assert not [note for note in planned.plan.notes if "values, which" in note]
 
 
 def test_collectives_inside_and_between_hosts_are_told_apart() -> None:

@@ -7,10 +7,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from integration import collective_counts
+from integration import collective_counts, step_memory
 from integration.collective_counts import SPEC, Counts
 
 from isotrain.core import api
+from isotrain.core.errors import IsotrainError
 from isotrain.core.planning.gpu_plan import Collective
 from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.launching import try_run
@@ -140,13 +141,42 @@ def test_a_parameter_server_sends_what_is_counted() -> None:
     assert to_workers.nbytes < run.returned[0] < to_workers.nbytes + 2048
 
 
-def test_other_parameter_servers_are_not_counted() -> None:
-    plan = api.gpu_plan(
-        {**SPEC, **SERVED}, hosts=1, gpus_per_host=4, backend="tf-multiworker", quiet=True
-    )
-    assert plan.why_not_counted == (
-        "backend 'tf-multiworker' does not tell what its parameter servers get"
-    )
+@pytest.mark.parametrize("servers", [1, 2])
+def test_gradients_that_servers_get_are_counted(servers: int) -> None:
+    """And the slices that workers get; the kernel sees more, by the calls of functions on these."""
+    options = {"strategy": {"name": "parameter-server", "options": {"servers": servers}}}
+    (sent,) = planned("tf-multiworker", 3 + servers, **options)  # a GPU for each process
+    run = try_run(collective_counts.sent_to_workers, {**SPEC, **options}, "tf-multiworker", 2)
+    assert run.failure is None, run.failure
+    slices, weights = 64 * (64 * 4 + 8), 4 * (65 * 512 + 513 * 512 + 4 * 512 + 513 * 10)
+    assert (sent.kind, sent.count, sent.nbytes) == ("send", 2 + servers, slices + weights)
+    assert sent.nbytes < run.returned[0] < sent.nbytes + 24_576
+
+
+def counting_module() -> Any:
+    """A tf.Module with a weight that is not trained, which it may update in its forward pass."""
+    import tensorflow as tf
+
+    class Module(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable(tf.zeros((64, 10)))
+            self.calls = tf.Variable(0.0, trainable=False)
+
+        def __call__(self, inputs: Any) -> Any:
+            return inputs @ self.weight
+
+    return Module()
+
+
+def test_what_a_run_with_servers_refuses_is_not_counted() -> None:
+    spec = step_memory.spec({"tensorflow": counting_module}, **SERVED)
+    refusal = "this tf.Module has weights that are not trained"
+    with pytest.raises(IsotrainError, match=refusal):
+        api.run(spec, backend="tf-multiworker", replicas=2, quiet=True)
+    plan = api.gpu_plan(spec, hosts=1, gpus_per_host=4, backend="tf-multiworker", quiet=True)
+    assert plan.collectives is None
+    assert refusal in str(plan.why_not_counted)
 
 
 def test_replicas_of_one_process_send_what_those_of_several_do() -> None:
@@ -155,7 +185,7 @@ def test_replicas_of_one_process_send_what_those_of_several_do() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "backends"),
-    [("1f1b", tuple(CASES)), ("pipedream", ("horovod-tf", "tf-multiworker"))],
+    [("1f1b", tuple(CASES)), ("pipedream", tuple(CASES))],
 )
 def test_the_first_stage_sends_activations(schedule: str, backends: tuple[str, ...]) -> None:
     """Of each micro-batch, 8 of 64 samples at a replica of 2; and it gets their gradients."""

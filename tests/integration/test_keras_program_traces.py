@@ -347,6 +347,7 @@ def test_graphs_that_a_program_makes_itself_have_no_hooks(tmp_path: Path) -> Non
     assert [len(list(step.first.passes())) for step in steps] == [1, 1, 1]
 
 
+@pytest.mark.timeout(600)
 def test_an_exchange_of_horovod_in_16_bits_is_no_fault_and_none_is_one(tmp_path: Path) -> None:
     """Horovod's `DistributedOptimizer` overrides methods that Keras 3 does not call."""
     script = tmp_path / "horovod_tape.py"

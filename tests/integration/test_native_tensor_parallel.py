@@ -168,6 +168,7 @@ def assert_equal(result: Any, expected: Any) -> None:
 MEASURED = {"gradient_norm": True, "ema": {"decay": 0.875}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "degree"),
     [(1, 2), *[param(*each, features=True) for each in ((2, 2), (1, 4))]],

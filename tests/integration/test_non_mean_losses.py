@@ -230,6 +230,7 @@ def linear() -> Any:
     return torch.nn.Linear(4, 3)
 
 
+@pytest.mark.slow
 def test_a_loss_that_gathers_itself_runs_once_declared(tmp_path: Path) -> None:
     spec = {**SPEC, "model": {"torch": linear}, "objective": gathered, "ignore": ["ISO301"]}
     losses = [

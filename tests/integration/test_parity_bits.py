@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,66 @@ def test_runs_with_the_same_bits_agree(tmp_path: Path) -> None:
     assert "Noise floor" not in text.result(found)
     for page in ((tmp_path / "out/report.html").read_text(), found._repr_html_()):
         assert "Noise floor" not in page
+
+
+STAGE_3 = {"name": "sharded", "options": {"stage": 3}}
+
+
+def compared_shards(backend: str = "torch-ddp", **options: Any) -> Any:
+    chosen = spec(
+        precision="float32", optimizer={"name": "adam", "lr": 0.0625}, reproducible="bits"
+    )
+    return isotrain.parity(chosen, backends=backend, steps=3, bits=True, quiet=True, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend", ["torch-ddp", pytest.param("tf-multiworker", marks=pytest.mark.features)]
+)
+def test_shards_of_weights_are_compared_with_those_of_other_processes(backend: str) -> None:
+    """The reference has shards of three processes; the others have whole weights, or shards of two."""
+    found = compared_shards(backend, replicas=[3, 2], strategies=[STAGE_3, "data-parallel"])
+    assert [run.status for run in found.runs] == ["reference", "equal", "equal", "equal"]
+    assert not any(run.notes for run in found.runs)
+
+
+@pytest.mark.slow
+def test_a_shard_with_other_bits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one process alone: the other one has the shard that is equal."""
+    trace_bits = TraceRunner.trace_bits
+
+    def traced(runner: TraceRunner, target: ParityTarget) -> list[dict[str, Any]]:
+        ranks = trace_bits(runner, target)
+        for file in tmp_path.rglob("bits/1-1.npz"):
+            with np.load(file) as archive:
+                numbers = {name: archive[name] for name in archive.files}
+            shard = numbers["weight/sequential/first/kernel"]
+            shard.view(np.uint32).flat[0] ^= 0b101
+            np.savez(file, **numbers)
+        return ranks
+
+    monkeypatch.setattr(TraceRunner, "trace_bits", traced)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = compared_shards(replicas=2, strategies=[STAGE_3, "data-parallel"])
+    (first,) = found.runs[1].divergences
+    assert (first.step, first.stage, first.name, first.bits) == (
+        1,
+        "weight",
+        "sequential/first/kernel",
+        2,
+    )
+
+
+def test_parts_of_the_model_that_round_otherwise_are_refused() -> None:
+    reason = "a process has a part of the layers that are cut"
+    with pytest.raises(isotrain.PlanError, match=rf"parity --bits: torch-ddp@2 .*{reason}"):
+        isotrain.parity(
+            spec(),
+            backends="torch-ddp",
+            replicas=2,
+            bits=True,
+            strategies=["tensor", "data-parallel"],
+        )
 
 
 def test_replicas_with_weights_of_their_own_are_compared_by_rank() -> None:

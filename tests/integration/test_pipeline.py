@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from integration.pipeline_models import data, layered, module, short
+from integration.pipeline_models import data, layered, module, reentrant, short
 from integration.pipeline_tasks import (
     BASE,
     CASES,
@@ -448,6 +448,15 @@ def test_measured_plan_draws_the_stages() -> None:
     assert (first.sent_bytes, second.sent_bytes) == (8 * 2 * 7, 0)
     assert first.activation_bytes == 2 * 2 * (8 * 2 * 7)  # two layers, of two micro-batches
     assert [set(line) & set("0123") for line in found.drawing] == [set("0123")] * 2
+
+
+def test_reentrant_checkpoints_are_planned_as_they_are_trained() -> None:
+    """torch refuses their gradients to `torch.autograd.grad`, which no step calls."""
+    spec = {**BASE, "model": {"torch": reentrant}, **under({"cut": ["1"]})}
+    found = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).stages
+    assert found is not None
+    assert found.stages[1].layers == ("1", "2")
+    assert found.stages[1].backward > 0
 
 
 def test_plan_shows_the_mesh_and_idle_time() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from integration import portable_memory, step_memory
+from integration import own_layers, portable_memory, step_memory
 
 from isotrain.core import api
 from isotrain.core.errors import RunFailedError
@@ -75,9 +75,9 @@ STAGES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("backend", "kind", "fields"),
     [
-        *(("torch-ddp", "native", fields) for fields in ({}, STAGE_3, STAGES)),
-        *(("torch-ddp", "portable", fields) for fields in ({}, STAGE_3, STAGES)),
-        *(("tf-multiworker", "portable", fields) for fields in ({}, STAGE_3)),
+        *(("torch-ddp", "native", fields) for fields in ({}, STAGE_3)),
+        ("torch-ddp", "portable", STAGES),
+        *(("tf-multiworker", "portable", fields) for fields in (STAGE_3, STAGES)),
         ("tf-mirrored", "portable", {}),
     ],
 )
@@ -188,41 +188,130 @@ def two_modules() -> Any:
     return torch.nn.Sequential(torch.nn.Sequential(*first), torch.nn.Linear(600, 10))
 
 
+def two_layers() -> Any:
+    """The same model of TensorFlow, whose layers are compared with it as they are called one by one."""
+    import keras
+
+    first = keras.Sequential([keras.layers.Dense(600, activation="relu"), keras.layers.Dense(600)])
+    model = keras.Sequential([keras.Input((64,)), first, keras.layers.Dense(10)])
+    model.pipeline_modules = lambda: [first, model.layers[1]]
+    return model
+
+
+def embedding() -> Any:
+    """A model whose first stage has a gradient of rows alone (`tf.IndexedSlices`)."""
+    import keras
+
+    inputs = keras.Input((64,))
+    x = keras.layers.Embedding(1000, 300)(keras.ops.cast(keras.ops.abs(inputs), "int32"))
+    x = keras.layers.Dense(600, name="last")(keras.layers.GlobalAveragePooling1D()(x))
+    return keras.Model(inputs, keras.layers.Dense(10)(x))
+
+
+def listed_modules() -> Any:
+    """The same model as `two_modules`, which lists its modules itself."""
+
+    class Listed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = two_modules()
+
+        def forward(self, inputs: torch.Tensor) -> Any:
+            return self.last(self.first(inputs))
+
+        def pipeline_modules(self) -> list[torch.nn.Module]:
+            return [self.first, self.last]
+
+    return Listed()
+
+
+STAGED: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "torch": ("torch-ddp", {"torch": two_modules}, {}),
+    "listed": ("torch-ddp", {"torch": listed_modules}, {}),
+    "modules": ("tf-multiworker", {"tensorflow": two_layers}, {}),
+    "layers": ("tf-multiworker", transformer, {"cut": ["dense_1"]}),
+    "embedding": ("tf-multiworker", embedding, {"cut": ["last"]}),
+    "horovod": ("horovod-tf", dense, {"cut": ["dense_1"]}),
+}
+
+
+ESTIMATED = (
+    "pipeline: without values its layers are not timed: stages are balanced by the operations and bytes of"
+    " their layers"
+)
+MODULES_COMPARED = "pipeline: the modules"
+
+
+@pytest.mark.parametrize("name", STAGED)
 def test_stages_without_values_have_the_bytes_of_those_with_them(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """All but the times of their layers, which are estimated; the plan says so."""
-    spec = step_memory.spec(
-        {"torch": two_modules}, strategy="pipeline", gradient_accumulation_steps=4
-    )
+    """All but the times of their layers, which are estimated; the plan says so.
+
+    So it does of modules that it cannot compare with their model by numbers.
+    """
+    backend, model, options = STAGED[name]
+    strategy = {"name": "pipeline", "options": options}
+    spec = step_memory.spec(model, strategy=strategy, gradient_accumulation_steps=4)
     plans = []
     for lacks_values in (True, False):
         if not lacks_values:
             monkeypatch.setattr(gpu_plan, "may_lack_values", lambda spec, plan: False)
-        made = api.gpu_plan(spec, hosts=1, gpus_per_host=4, backend="torch-ddp", quiet=True)
+        made = api.gpu_plan(spec, hosts=1, gpus_per_host=4, backend=backend, quiet=True)
         notes = [note for note in made.plan.notes if "values" in note]
-        assert [note.partition(",")[0] for note in notes] == lacks_values * [
-            "pipeline: without values its layers are not timed: stages are balanced by the operations and"
-            " bytes of their layers"
-        ]
+        expected = [ESTIMATED, *([MODULES_COMPARED] if name in ("listed", "modules") else [])]
+        assert [note.partition(",")[0] for note in notes] == lacks_values * expected
         assert made.plan.stages is not None
         stages = [replace(each, forward=0, backward=0) for each in made.plan.stages.stages]
         plans.append([made.collectives, made.needed_bytes, made.plan.state_bytes, stages])
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "pipedream"])
-def test_stages_with_versions_of_weights_take_steps_with_values(schedule: str) -> None:
+def test_a_plan_without_values_says_what_it_compares_of_cut_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"degree": 2, "layers": {"0": "colwise", "2": "rowwise"}}
+    spec = step_memory.SPECS["dense"] | {"strategy": {"name": "tensor", "options": options}}
+    for lacks_values in (True, False):
+        if not lacks_values:
+            monkeypatch.setattr(gpu_plan, "may_lack_values", lambda spec, plan: False)
+        made = api.gpu_plan(spec, hosts=1, gpus_per_host=4, backend="torch-ddp", quiet=True)
+        assert made.why_not_counted is None
+        notes = [note for note in made.plan.notes if "by the shapes of outputs alone" in note]
+        assert len(notes) == lacks_values
+
+
+@pytest.mark.parametrize(
+    ("backend", "schedule"),
+    [("torch-ddp", "2bw"), ("torch-ddp", "pipedream"), ("tf-multiworker", "2bw")],
+)
+def test_stages_with_versions_of_weights_take_values(backend: str, schedule: str) -> None:
     spec = portable_memory.spec(
         dense,
         strategy={"name": "pipeline", "options": {"schedule": schedule}},
         gradient_accumulation_steps=4,
     )
-    made = api.gpu_plan(spec, hosts=1, gpus_per_host=4, gpu="h100", backend="torch-ddp", quiet=True)
+    made = api.gpu_plan(spec, hosts=1, gpus_per_host=4, gpu="h100", backend=backend, quiet=True)
     assert made.why_not_counted is None
     assert made.collectives
-    (note,) = (note for note in made.plan.notes if "counted in steps with values" in note)
+    (note,) = (note for note in made.plan.notes if "values, which" in note)
     assert note.endswith("MissingValueError: weights have several versions")
+    assert note.startswith("collectives" if backend == "torch-ddp" else "model")
+
+
+def own() -> Any:
+    return own_layers.model(own_layers.LAYERS)
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
+def test_layers_of_ones_own_are_planned_without_values(backend: str) -> None:
+    made = api.gpu_plan(
+        portable_memory.spec(own), hosts=1, gpus_per_host=2, backend=backend, quiet=True
+    )
+    assert made.why_not_counted is None
+    assert made.collectives is not None
+    assert not [note for note in made.plan.notes if "values" in note]
+    assert sum(each.nbytes for each in made.collectives) == 4 * (own_layers.PARAMETERS + 1)
 
 
 def faulty() -> Any:

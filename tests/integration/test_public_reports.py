@@ -109,6 +109,7 @@ def test_modules_of_torchscript_are_refused() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_embeddings_that_shorten_rows_are_refused_with_several_replicas() -> None:
     """Each replica would shorten the rows of its own samples, and the weights would part."""
     given = spec(model={"torch": bounded}, data_args={"kind": "words"})

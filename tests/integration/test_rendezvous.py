@@ -65,11 +65,21 @@ class Started:
         processes: By rank.
     """
 
-    def __init__(self, launcher: str, size: int, command: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self,
+        launcher: str,
+        size: int,
+        command: Sequence[str],
+        folder: Path,
+        variables: Variables | None = None,
+    ) -> None:
         job = f"{folder.name}-{time.time_ns()}"
         self.folder = folder
         self.processes = [
-            self._start(rank, command, LAUNCHERS[launcher](rank, size, job)) for rank in range(size)
+            self._start(
+                rank, command, {**LAUNCHERS[launcher](rank, size, job), **(variables or {})}
+            )
+            for rank in range(size)
         ]
 
     def _start(
@@ -251,6 +261,32 @@ def test_a_killed_rank_is_named_though_the_launcher_ends_all(tmp_path: Path) -> 
         "rank 2 of 3 on 127.0.0.3 is gone: its connection to rank 0 was closed after step" in text
     )
     assert codes[0] == 1
+
+
+FAILS_TO_START = f"""
+import os, sys
+sys.path.insert(0, {str(PROGRAM.parent)!r})
+import external_launch_program
+import horovod.torch
+
+def init(*arguments, **options):
+    raise ValueError("as the test wants it.")
+
+if os.environ["RANK"] != "0":
+    horovod.torch.init = init
+external_launch_program.main()
+"""
+
+
+@pytest.mark.failures
+def test_rank_0_ends_though_its_horovod_still_waits_for_others(tmp_path: Path) -> None:
+    """Horovod gives up after `progress`, and so does the function that it calls when a process exits."""
+    fields = {"timeouts": {"progress": 10 * PATIENCE_SECONDS}}
+    asked = {"backend": "horovod-torch", "run": str(tmp_path / "run"), "spec": fields}
+    started = Started("torchrun", 2, ["-c", FAILS_TO_START, json.dumps(asked)], tmp_path)
+    assert started.ended() == [1, 1]
+    for rank in range(2):
+        assert "Horovod could not start on rank 1 of 2: as the test wants it." in started.said(rank)
 
 
 def test_differing_arguments_are_named_by_all(tmp_path: Path) -> None:

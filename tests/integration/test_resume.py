@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ def at_the_start(session: isotrain.Session) -> Any:
         (
             {"name": "local-sgd", "options": {"every": 4}},
             2,
-            "local-sgd: each replica's local weights",
+            "the weights of 3 replicas, which differed: all have their mean",
         ),
         (chosen("compressed"), 3, "compressed: starts without gradient residuals"),
     ],
@@ -355,6 +356,21 @@ def test_two_runs_in_one_directory_are_refused(tmp_path: Path) -> None:
         two_at_once, spec(), backend="reference", output=tmp_path / "run", on_event=print
     )
     assert "a run is still running in" in told
+
+
+def test_a_directory_that_is_not_empty_is_refused_with_a_way_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    run(folder, changes={"steps": 4})
+    with pytest.raises(PlanError, match=r"is not empty\. Choose .* or empty it; or go on") as error:
+        run(folder)
+    words = shlex.split(str(error.value).split("`")[1])
+    assert words == ["isotrain", "resume", str(folder)]
+    done = command(*words[1:], folder=tmp_path)
+    assert not done.returncode, done.stderr
+    shutil.copy(folder / "spec.json", folder / "checkpoints")
+    for files in (tmp_path, folder / "checkpoints"):  # neither is a run directory
+        with pytest.raises(PlanError, match=r"is not empty\. Choose another, or empty it\.$"):
+            run(files)
 
 
 def own_loop(session: isotrain.Session) -> list[Any]:

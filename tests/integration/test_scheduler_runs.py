@@ -382,3 +382,31 @@ def test_ranks_refuse_unknown_internal_work(tmp_path: Path) -> None:
     for other in ('{"work": "dance"}', '{"work": "measure"}', '{"work": "trace"}', "[]", "measure"):
         with pytest.raises(isotrain.PlanError, match="--internal-work: expected the JSON"):
             parse_internal_work(other)
+
+
+def test_a_lost_rank_of_an_elastic_run_is_replaced(tmp_path: Path) -> None:
+    told: list[Any] = []
+    changes: dict[str, Any] = {
+        "elastic": {"min": 1, "replacements": 1},
+        "callbacks": ["integration.scheduler_job:LosesRankOne"],
+        "epochs": 40,
+    }
+    result = isotrain.run(
+        {**SPEC, **changes},
+        backend="reference",
+        replicas=2,
+        launcher="two-here",
+        output=tmp_path / "elastic",
+        on_event=told.append,
+    )
+    lost, joined = (each for each in told if each["event"] == "members changed")
+    assert ([*lost["lost"]], lost["members"]) == (["1"], [0])
+    assert (joined["joined"], joined["members"]) == ([2], [0, 2])
+    expected = isotrain.run(
+        {**SPEC, "epochs": 40},
+        backend="reference",
+        replicas=2,
+        output=tmp_path / "undisturbed",
+        quiet=True,
+    )
+    np.testing.assert_allclose(result.history.loss, expected.history.loss, rtol=0, atol=1e-12)

@@ -372,6 +372,30 @@ def test_samples_without_targets_are_refused_where_the_loss_compares_with_them()
             session.step(next(session.batches()))
 
 
+def compares(targets: Any, predictions: Any) -> Any:
+    difference = predictions - targets
+    return (difference**2).sum(1), 2 * difference
+
+
+def objective(model: Any, batch: Any) -> Any:
+    return model(batch[0])
+
+
+@pytest.mark.parametrize("case", ["first step", "second step", "objective"])
+def test_an_error_in_the_first_step_says_that_nothing_names_the_targets(case: str) -> None:
+    loss = {"loss": None, "objective": objective} if case == "objective" else {"loss": compares}
+    with isotrain.open_session(spec(data=Named(), **loss), backend="reference") as session:
+        if case == "second step":
+            session.step(session.batch(np.ones((4, 3)), np.ones((4, 1))))
+        with pytest.raises(ValueError, match="matmul") as caught:
+            session.step(next(session.batches()))
+    notes = getattr(caught.value, "__notes__", [])
+    assert len(notes) == (case == "first step")
+    for note in notes:
+        assert "a dict of 'image', 'label'. If the loss needs targets: isotrain" in note
+        assert "isotrain.sources.MapStyle(data, inputs=" in note
+
+
 def test_a_failed_write_of_weights_keeps_the_earlier_file(tmp_path: Path) -> None:
     target, limits = tmp_path / "weights.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
     with isotrain.open_session(spec(), backend="reference") as session:

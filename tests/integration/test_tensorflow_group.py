@@ -15,11 +15,14 @@ import sys
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from integration.tensorflow_group_checks import make_checks
 from integration.tensorflow_group_run import CHECKS, RUNS, make_spec
 
+import isotrain
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
+from isotrain.core.contracts.backend.replica import Replica
 from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import ProcessContext, ProcessInfo
 from isotrain.core.errors import PlanError, UnsupportedError
@@ -55,6 +58,33 @@ def problems(backend: str, replicas: int) -> dict[str, str]:
 def test_group_check(backend: str, replicas: int, name: str) -> None:
     found = problems(backend, replicas)[name]
     assert not found, found
+
+
+def _used_by_first(replica: Replica, vector: Any) -> Any:
+    """Calls collectives on a vector; replica 0 alone uses the results."""
+    everyone = (tuple(range(replica.replicas)),)
+    results = [
+        replica.send_receive(vector, (1, 0)),
+        replica.broadcast_within(vector, everyone),
+        replica.all_gather_shards(vector, [2] * replica.replicas),
+    ]
+    return vector if replica.index else replica.ops.concatenate(results)
+
+
+def use_results_on_rank_0(session: isotrain.Session) -> list[float]:
+    """What replica 0 gets of vectors with the numbers of the replicas."""
+    group = session.group
+    vector = group.tensor(np.full(2, float(session.rank)))
+    (result,) = group.compute(_used_by_first, [vector])
+    return group.numpy(result).tolist()
+
+
+@pytest.mark.features
+@pytest.mark.parametrize("backend", ["tf-multiworker", "horovod-tf"])
+def test_a_replica_takes_part_in_collectives_whose_results_it_does_not_use(backend: str) -> None:
+    run = launching.try_run(use_results_on_rank_0, make_spec(), backend, 2)
+    assert run.failure is None, run.failure
+    assert run.returned == [[1, 1, 0, 0, 0, 0, 1, 1], [1, 1]]
 
 
 def test_collectives_that_cannot_work_are_refused() -> None:

@@ -305,6 +305,7 @@ NATIVE_CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", ["classes", *(param(case, features=True) for case in [*NATIVE_CASES][1:])]
 )

@@ -26,6 +26,8 @@ SPEC = scheduler_job.SLOW | {
     "timeouts": {"silence": 5},
 }
 """24 steps, of a quarter of a second each."""
+STEPS, MORE_EPOCHS = 24, 40
+"""Steps of `SPEC`, and epochs of a run that also awaits a process in place of a lost one."""
 LIMIT_SECONDS = 60.0
 """For a host to be missed (5), a launcher that waits for it to be ended (15), and a busy machine."""
 SECONDS = 90.0
@@ -35,6 +37,8 @@ OPTIONS = {
     "torchrun": ("hosts=node1:2,node2:2",),
     "horovodrun": ("hosts=node1:2,node2:2",),
 }
+ELASTIC = {"slurm": OPTIONS["slurm"], "ray": ("workers=4",)}
+"""Launchers under which ranks go on without those of a lost host, and their options."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,10 @@ class Trial:
         """Whether there was an event of a kind."""
         return any(event["event"] == kind for event in self.events())
 
+    def has_replaced(self) -> bool:
+        """Whether a process has joined."""
+        return any(event.get("joined") for event in self.events())
+
     def has_saved(self) -> bool:
         """Whether there is a checkpoint."""
         return any(self.bed.folder.glob("run/**/manifest.json"))
@@ -125,17 +133,22 @@ def driven(trial: Trial, launcher: str) -> None:
         end(process)
 
 
-def remaining(trial: Trial) -> None:
-    """Started from here, elastic: first a task is killed, then the other host is lost."""
-    chosen = [part for option in OPTIONS["slurm"] for part in ("--launcher-option", option)]
-    run = trial.command("--launcher", "slurm", *chosen, "--set", "elastic.min=1")
-    process = trial.bed.first.start(run, trial.log, trial.bed.slurm.variables)
+def remaining(trial: Trial, launcher: str) -> None:
+    """Started from here, elastic: first a task is killed, and replaced; then the other host is lost."""
+    chosen = [part for option in ELASTIC[launcher] for part in ("--launcher-option", option)]
+    fields = ("elastic.min=1", "elastic.replacements=1", f"epochs={MORE_EPOCHS}")
+    changes = [part for field in fields for part in ("--set", field)]
+    run = trial.command("--launcher", launcher, *chosen, *changes)
+    assert launcher != "ray" or trial.bed.ray
+    variables = trial.bed.slurm.variables if launcher == "slurm" else {}
+    process = trial.bed.first.start(run, trial.log, variables)
     changed = "members changed"
     try:
         wait_until(trial.has_saved, SECONDS)
         second = trial.bed.network.hosts[1]
         second.check(["pkill", "--oldest", "--signal", "KILL", "--full", "--", "-m isotrain run"])
         wait_until(lambda: trial.has_told(changed), LIMIT_SECONDS, "the task is not missed")
+        wait_until(trial.has_replaced, LIMIT_SECONDS, "the task is not replaced")
         trial.lose_link()
         assert process.wait(SECONDS) == 0
     finally:
@@ -171,7 +184,7 @@ def torchrun(bed: TwoHostCluster) -> list[str]:
 SCENARIOS: dict[str, Callable[[Trial], None]] = {
     **{name: functools.partial(driven, launcher=name) for name in OPTIONS},
     "elastic": elastic,
-    "remaining": remaining,
+    **{f"remaining-{name}": functools.partial(remaining, launcher=name) for name in ELASTIC},
 }
 
 
@@ -184,10 +197,10 @@ def runs(bed: TwoHostCluster) -> Iterator[dict[str, Future[Ended]]]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of one replica on this machine."""
+    """The losses of one replica on this machine, of the longest of these runs."""
     local = {name: value for name, value in SPEC.items() if name != "checkpoint"}
     result = isotrain.run(
-        {**local, "data": "integration.scheduler_job:data"},
+        {**local, "data": "integration.scheduler_job:data", "epochs": MORE_EPOCHS},
         backend="reference",
         output=tmp_path_factory.mktemp("local") / "run",
         on_event=lambda event: None,
@@ -203,7 +216,7 @@ def test_a_launched_run_continues_without_a_lost_host(
     (restarted,) = ended.of_kind("restarted")
     assert re.search("rank [23] of 4 on node2 fell silent", restarted["failure"]), ended.log
     assert restarted["replicas"] == 2
-    assert ended.losses == pytest.approx(expected, rel=1e-12)
+    assert ended.losses == pytest.approx(expected[:STEPS], rel=1e-12)
 
 
 def test_torchrun_restarts_a_run_with_all_hosts_and_with_fewer(
@@ -213,17 +226,20 @@ def test_torchrun_restarts_a_run_with_all_hosts_and_with_fewer(
     killed, lost = ended.of_kind("resumed")
     assert killed["changes"] == []
     assert "replicas" in str(lost["changes"])
-    assert ended.losses == pytest.approx(expected, rel=1e-12)
+    assert ended.losses == pytest.approx(expected[:STEPS], rel=1e-12)
 
 
-def test_ranks_under_slurm_go_on_without_a_lost_one_and_a_lost_host(
-    runs: dict[str, Future[Ended]], expected: list[float]
+@pytest.mark.parametrize("launcher", ELASTIC)
+def test_ranks_go_on_without_a_lost_one_and_a_lost_host(
+    runs: dict[str, Future[Ended]], expected: list[float], launcher: str
 ) -> None:
-    ended = runs["remaining"].result()
+    ended = runs[f"remaining-{launcher}"].result()
     assert not ended.of_kind("restarted")
     lost = [each["lost"] for each in ended.of_kind("members changed")]
-    (killed, silent) = sorted({int(rank) for each in lost for rank in each})
-    assert (killed, silent) == (2, 3), ended.log
+    joined = [rank for each in ended.of_kind("members changed") for rank in each["joined"]]
+    assert joined == [4], ended.log
+    # the one that has come may be on either host
+    assert {int(rank) for each in lost for rank in each} - {4} == {2, 3}, ended.log
     assert "is gone" in str(lost[0])
     assert "fell silent" in str(lost[-1])
     assert ended.losses == pytest.approx(expected, rel=1e-12)

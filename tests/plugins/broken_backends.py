@@ -263,6 +263,20 @@ class SwappedParts(_Broken):
     group = _SwappedParts
 
 
+class _InexactParts(ReferenceGroup):
+    def accumulate(
+        self, sums: Sequence[np.ndarray], addends: Sequence[np.ndarray]
+    ) -> Sequence[np.ndarray]:
+        return [np.nextafter(each, np.inf) for each in super().accumulate(sums, addends)]
+
+
+class InexactParts(_Broken):
+    """Sums over the parts of a replica that differ in their last bit."""
+
+    name = "broken-inexact-parts"
+    group = _InexactParts
+
+
 class _InexactSums(ReferenceGroup):
     def compute(self, computation: Any, *values: Any, static: Any = None) -> list[Any]:
         if computation is sum_over_replicas:
@@ -324,6 +338,7 @@ BROKEN = (
     IdentityUnderTorch,
     UncountedRows,
     SwappedParts,
+    InexactParts,
     InexactSums,
     CarelessObjectives,
 )

@@ -232,6 +232,71 @@ class PromisesTooMuch(_Local):
         return StateBytes(whole.weights, whole.gradients, whole.slots // replicas)
 
 
+class KeepsResiduals(_Reducing):
+    """Says that it is elastic, and keeps the smaller half of each replica's gradients for the next step."""
+
+    name = "broken-keeps-residuals"
+
+    def __init__(self) -> None:
+        self._residuals: list[np.ndarray] = []
+
+    def why_not_elastic(self) -> None:
+        """None, wrongly."""
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        self._before, self._residuals = iter(self._residuals), []
+        return super().step(group, batch, learning_rate)
+
+    def reduced(self, group: Any, parts: list[Any]) -> list[Any]:
+        wanted = group.numpy(parts[0]) + next(self._before, 0.0)
+        is_large = np.abs(wanted) >= np.median(np.abs(wanted))
+        self._residuals.append(np.where(is_large, 0.0, wanted))
+        return super().reduced(group, [group.tensor(np.where(is_large, wanted, 0.0))])
+
+
+class StepsBeforeItAverages(_Local):
+    """Says that it is elastic, and changes weights before the last exchange of a step."""
+
+    name = "broken-steps-before-it-averages"
+
+    def why_not_elastic(self) -> None:
+        """None, wrongly."""
+
+
+class AppliesBeforeItEnds(_Reducing):
+    """Says that it is elastic, and exchanges something after it has changed all weights."""
+
+    name = "broken-applies-before-it-ends"
+
+    def why_not_elastic(self) -> None:
+        """None, wrongly."""
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        loss = super().step(group, batch, learning_rate)
+        return group.all_reduce([loss] * len(group.local_replicas), "mean")[0]
+
+
+class EqualTooEarly(_Local):
+    """Says that all replicas have the same weights after each step, and averages every second one."""
+
+    name = "broken-equal-too-early"
+    keeps_replicas_equal = "finally"
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        if batch.step % 2:
+            return super().step(group, batch, learning_rate)
+        return group.local_step(batch, learning_rate)
+
+    def finished(self, group: Any) -> None:
+        group.average_parameters()
+
+    def why_not_elastic(self) -> None:
+        """None, as it has savepoints."""
+
+    def is_savepoint(self, step: int) -> bool:
+        return True  # wrongly
+
+
 BROKEN = (
     Undeclared,
     WrongLoss,
@@ -248,6 +313,10 @@ BROKEN = (
     KeepsNewsBack,
     AppliesInHalves,
     PromisesTooMuch,
+    KeepsResiduals,
+    StepsBeforeItAverages,
+    AppliesBeforeItEnds,
+    EqualTooEarly,
 )
 
 

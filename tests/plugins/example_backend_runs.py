@@ -159,6 +159,7 @@ def outcomes_of_the_strategy(
         run = functools.partial(as_if_alone, brought_back.get(str(place), []))
         found += strategy.outcomes(trial, tried, adapter, run)
     found.append(strategy.resume_outcome(*SLOW, backend))
+    found.append(strategy.elastic_outcome(*SLOW))
     return {outcome.check: (outcome.verdict, outcome.reason) for outcome in found}
 
 

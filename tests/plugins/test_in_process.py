@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.in_process import command
 
 SCRIPT = """\
@@ -90,6 +91,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_strategy_of_a_script_reaches_the_ranks_and_a_listener_does_not(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     finished = python(tmp_path, "script.py")
@@ -107,6 +109,7 @@ def test_an_unpicklable_strategy_is_refused(tmp_path: Path) -> None:
     assert "cannot be sent to the processes of the run" in finished.stderr
 
 
+@pytest.mark.slow
 def test_a_spec_may_name_a_plugin_file(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
     parts.mkdir()

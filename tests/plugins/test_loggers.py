@@ -295,6 +295,9 @@ def test_tensorboard_as_tensorflow_reads_it(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")  # MLflow's own use of SQLAlchemy warns
 def test_mlflow_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setattr(
+        writer_thread, "CLOSE_TIMEOUT_SECONDS", 300.0
+    )  # MLflow makes the database first
     store = f"sqlite:///{tmp_path}/mlflow.db"
     run(tmp_path, MlflowLogger("isotrain", store))
     other = tmp_path / "other"

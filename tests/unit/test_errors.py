@@ -41,6 +41,10 @@ def test_names_without_letters_are_not_corrected(wrong: str) -> None:
     assert nearest(wrong, ["weights"]) is None
 
 
+def test_one_letter_less_comes_before_one_word_more() -> None:
+    assert nearest("epoch", ("epoch_steps", "epochs", "steps")) == "epochs"
+
+
 def test_transposed_letters_are_corrected() -> None:
     assert nearest("rl", ("lr", "momentum")) == "lr"
 

@@ -163,7 +163,12 @@ class ContinuedPasses(StageWork):
     """Passes of a stage, a backward pass of which may be in a later step than its forward pass.
 
     Micro-batches have indices in the present step; those of the step before have negative ones.
+
+    Attributes:
+        share: Sum of the weighted losses of the step's passes so far, a float64 scalar.
     """
+
+    share: Any
 
     @abstractmethod
     def begin_step(self, batch: Batch | None) -> None:
@@ -177,11 +182,25 @@ class ContinuedPasses(StageWork):
     def clear_gradients(self) -> None:
         """Forgets the accumulated gradients, not those that were put apart. Local."""
 
+    @abstractmethod
+    def move_seeds(self, micro_batch: int) -> None:
+        """Sets the seed generators to their states before a micro-batch of the step, by its index. Local."""
+
+    @abstractmethod
+    def end_step(self) -> None:
+        """Ends a step once all processes have done it: what the step before sent has arrived. Local."""
+
+    @abstractmethod
+    def wait_sent(self) -> None:
+        """Waits until all that was sent has arrived. Local."""
+
 
 class OverlappedStageWork(StageWork):
     """Passes of a stage, the last of which are done in the next step; each with the right weights.
 
     Attributes:
+        passes: The passes, with the weights that there are.
+        versions: Versions of the weights.
         has_passes_left: Whether the pipeline has passes of a step that is over.
     """
 
@@ -193,8 +212,8 @@ class OverlappedStageWork(StageWork):
             versions: Versions of the weights.
             update: Function that updates the weights.
         """
-        self._passes = passes
-        self._versions = versions
+        self.passes = passes
+        self.versions = versions
         self._update = update
         self._micro_batches: Sequence[Slice] = ()
         self.has_passes_left = False
@@ -202,12 +221,12 @@ class OverlappedStageWork(StageWork):
     def begin_step(self, batch: Batch | None) -> None:
         """Begins a step with a global batch, or, without one, the end of the step before. Local."""
         self._micro_batches = () if batch is None else batch.slices[0]
-        self._passes.begin_step(batch)
+        self.passes.begin_step(batch)
 
     def end_step(self) -> None:
         """Leaves the current version in the weights. Collective."""
         self._end_step()
-        self._versions.use(0)
+        self.versions.use(0)
         self.has_passes_left = bool(self._micro_batches)
 
     @abstractmethod
@@ -216,15 +235,15 @@ class OverlappedStageWork(StageWork):
 
     def _apply(self, is_late: bool, weight: float | None) -> None:
         """Makes the next version, by the gradients; the arguments are those of `Update`. Collective."""
-        with self._versions.updating():
+        with self.versions.updating():
             self._update(is_late, weight)
-        self._passes.clear_gradients()
+        self.passes.clear_gradients()
 
     def send(self, transfer: Transfer, tensors: list[Any]) -> None:
-        self._passes.send(transfer, tensors)
+        self.passes.send(transfer, tensors)
 
     def receive(self, transfer: Transfer) -> list[Any]:
-        return self._passes.receive(transfer)
+        return self.passes.receive(transfer)
 
 
 class StashedStageWork(OverlappedStageWork):
@@ -251,11 +270,11 @@ class StashedStageWork(OverlappedStageWork):
         self._use_version_of(work)
         weight = self._micro_batches[work.micro_batch].weight
         self._sample_weights[self._first + work.micro_batch] = weight
-        return self._passes.forward(work, received)
+        return self.passes.forward(work, received)
 
     def backward(self, work: Pass, received: list[Any]) -> list[Any]:
         self._use_version_of(work)
-        gradients = self._passes.backward(work, received)
+        gradients = self.passes.backward(work, received)
         if not work.chunk:
             self._update_by(work.micro_batch)
         return gradients
@@ -273,7 +292,7 @@ class StashedStageWork(OverlappedStageWork):
 
     def _use_version_of(self, work: Pass) -> None:
         version = self._of_micro_batches.version(self._first + work.micro_batch)
-        self._versions.use(self._updates - version)
+        self.versions.use(self._updates - version)
 
     def _end_step(self) -> None:
         """Nothing: all updates are done."""
@@ -291,29 +310,29 @@ class DelayedStageWork(OverlappedStageWork):
         self._are_apart = not self.has_passes_left
 
     def forward(self, work: Pass, received: list[Any]) -> list[Any]:
-        self._versions.use(self._age)
-        return self._passes.forward(work, received)
+        self.versions.use(self._age)
+        return self.passes.forward(work, received)
 
     def backward(self, work: Pass, received: list[Any]) -> list[Any]:
         is_left = work.micro_batch < 0
         if not is_left:
             self._put_gradients_apart()
-        self._versions.use(1 if is_left else self._age)
-        return self._passes.backward(work, received)
+        self.versions.use(1 if is_left else self._age)
+        return self.passes.backward(work, received)
 
     def _end_step(self) -> None:
         """Does the update of the step before, whose passes are all done."""
         if self.has_passes_left:
             self._put_gradients_apart()
-            self._passes.exchange_gradients()
+            self.passes.exchange_gradients()
             self._apply(True, None)
-            self._passes.exchange_gradients()
+            self.passes.exchange_gradients()
 
     def _put_gradients_apart(self) -> None:
         """Keeps the gradients of the step before, once, from those of this one."""
         if not self._are_apart:
             self._are_apart = True
-            self._passes.exchange_gradients()
+            self.passes.exchange_gradients()
 
 
 def overlapped_work(updates: DelayedUpdates, stage: int, *arguments: Any) -> OverlappedStageWork:

@@ -14,6 +14,7 @@ from isotrain.adapters.common.pipeline.checks import (
     require_no_shared_weights,
 )
 from isotrain.adapters.common.pipeline.profiler import ProfiledCall
+from isotrain.adapters.common.pipeline.split_model import no_comparison_needed
 from isotrain.plugin import (
     LayerCost,
     ModelProfile,
@@ -79,6 +80,9 @@ class SequentialModel(ABC):
     Attributes:
         model: The model.
         chunks: Chunks of the model, from the inputs on.
+        check_equivalence: Function of a micro-batch's inputs, to be called while all weights are here. At the
+            first call it raises a SpecError if the modules do not compute what the model does.
+            `no_comparison_needed` for a model that is nothing but a sequence of them.
     """
 
     sequential_class: str
@@ -97,7 +101,10 @@ class SequentialModel(ABC):
         """
         self.model = model
         named = self._modules_in_sequence(cut.modules)
-        self._is_compared = named == self._sequence()
+        self._is_compared = False
+        self.check_equivalence: Callable[[Any], None] = (
+            no_comparison_needed if named == self._sequence() else self._compare_once
+        )
         names = [name for name, _ in named]
         if cut.first_layers:
             bounds = chunk_bounds(names, cut.first_layers, cut.chunks)
@@ -157,7 +164,7 @@ class SequentialModel(ABC):
             )
         return {0: inputs}
 
-    def check_equivalence(self, inputs: Any) -> None:
+    def _compare_once(self, inputs: Any) -> None:
         """Checks once, with all weights, that the modules in sequence compute what the model does.
 
         Raises:
@@ -194,19 +201,17 @@ class SequentialModel(ABC):
 
     def layer_calls(self) -> list[ProfiledCall]:
         """Calls of the modules, in order, for profiling."""
-        numbered = [
-            (number, named) for number, chunk in enumerate(self.chunks) for named in chunk.modules
-        ]
         return [
             ProfiledCall(
                 module[0],
-                chunk,
-                [index],
-                [index + 1],
+                number,
+                [(number, index) if index else number],
+                [number + 1 if index + 1 == len(chunk.modules) else (number, index + 1)],
                 _computing(self._call_of([module])),
                 self._trained(module[1]),
             )
-            for index, (chunk, module) in enumerate(numbered)
+            for number, chunk in enumerate(self.chunks)
+            for index, module in enumerate(chunk.modules)
         ]
 
     def describe(self, stages: int) -> list[str]:

@@ -43,7 +43,7 @@ class PipelineModel(Protocol):
         """Keras variables of a chunk's seed generators, shape `[2]`: seed, and number of draws so far."""
 
     def layer_calls(self) -> Iterable[ProfiledCall]:
-        """Calls of the layers, in execution order, for profiling."""
+        """Calls of the layers, chunk by chunk in execution order, for profiling; keys are those of chunks."""
 
     def describe(self, stages: int) -> list[str]:
         """One line per chunk: its stage, its layers, and the tensors that it sends."""
@@ -57,4 +57,4 @@ class PipelineLosses(Protocol):
 
 
 def no_comparison_needed(given: Any) -> None:
-    """Does nothing: a portable model computes what its graph says, and the graph is what is split."""
+    """Does nothing: what is split is the graph of a portable model, or a sequence of modules itself."""

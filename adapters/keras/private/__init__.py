@@ -66,6 +66,7 @@ from isotrain.adapters.keras.private.misc import keep_float64, without_tensorflo
 from isotrain.adapters.keras.private.optimizers import (
     OptionGroup,
     apply_by_groups,
+    clipped_by_norm,
     detach_schedule,
     disable_gradient_reduction,
     slots_of,
@@ -100,6 +101,7 @@ __all__ = [
     "replace_value",
     "has_set_moments",
     "have_added_losses",
+    "clipped_by_norm",
     "disable_gradient_reduction",
     "OptionGroup",
     "apply_by_groups",

@@ -27,6 +27,35 @@ def disable_gradient_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer._all_reduce_sum_gradients = list
 
 
+def clipped_by_norm(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: list[Any],
+    clipnorm: float | None,
+    global_clipnorm: float | None,
+) -> list[Any]:
+    """Gradients clipped as an optimizer with these options clips them; `apply` of this one does not.
+
+    Args:
+        optimizer: Keras optimizer without the two options.
+        gradients: Gradients of the full weights, of any shapes.
+        clipnorm: Largest norm of each gradient; None: any.
+        global_clipnorm: Largest norm of all gradients together; None: any.
+    """
+    optimizer.clipnorm, optimizer.global_clipnorm = clipnorm, global_clipnorm
+    try:
+        clipped: list[Any] = optimizer._clip_gradients(gradients)
+        return clipped
+    finally:
+        optimizer.clipnorm = optimizer.global_clipnorm = None
+
+
+def _probe_clipped_by_norm() -> None:
+    optimizer = keras.optimizers.SGD()
+    for bounds in ((2.5, None), (None, 2.5)):
+        (clipped,) = clipped_by_norm(optimizer, [keras.ops.convert_to_tensor([3.0, 4.0])], *bounds)
+        require([round(float(each), 4) for each in clipped] == [1.5, 2.0], "clips otherwise")
+
+
 def _probe_gradient_reduction() -> None:
     if keras.backend.backend() != "tensorflow":
         return
@@ -229,6 +258,7 @@ PROBES = (
     PrivateApiProbe("Optimizer._backend_update_step", _probe_groups),
     PrivateApiProbe("Optimizer._learning_rate", _probe_detach_schedule),
     PrivateApiProbe("Optimizer._all_reduce_sum_gradients", _probe_gradient_reduction),
+    PrivateApiProbe("Optimizer._clip_gradients", _probe_clipped_by_norm),
     PrivateApiProbe("slots of optimizers", _probe_slots_of),
     PrivateApiProbe("Optimizer._get_variable_index", _probe_slot_index),
 )

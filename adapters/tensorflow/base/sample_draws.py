@@ -39,7 +39,7 @@ class TensorFlowPassDraws(PassDraws):
             tf.broadcast_to(each, (rows, blocks)) for each in (samples[:, None], numbers[None, :])
         ]
         keys = tf.constant(key[0], tf.uint32), self._position[0] + tf.constant(key[1], tf.uint32)
-        words = threefry_2x32(keys, (counters[0], counters[1]), _rotated)
+        words = _random_words(*keys, *counters)
         bits = tf.bitwise.right_shift(tf.stack(words, -1), tf.constant(32 - BITS, tf.uint32))
         return tf.reshape(tf.cast(bits, tf.int32), (rows, 2 * blocks))
 
@@ -68,6 +68,20 @@ class TensorFlowPassDraws(PassDraws):
         """Sizes of a tensor's axes: numbers where they are known, else scalar tensors."""
         dynamic = tf.unstack(tf.shape(x))
         return [each if size is None else size for size, each in zip(x.shape, dynamic, strict=True)]
+
+
+_WORD, _WORDS = tf.TensorSpec([], tf.uint32), tf.TensorSpec([None, None], tf.uint32)
+
+
+@tf.function(input_signature=[_WORD, _WORD, _WORDS, _WORDS], autograph=False)
+def _random_words(
+    key: tf.Tensor, key_with_step: tf.Tensor, samples: tf.Tensor, numbers: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Random words of the shape of the counters, `[rows, blocks]`.
+
+    It is traced once in a process: these are 160 operations, which take a quarter of a second for each draw.
+    """
+    return threefry_2x32((key, key_with_step), (samples, numbers), _rotated)
 
 
 def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:

@@ -46,7 +46,13 @@ class AbstractTensor:
     numpy = __array__ = __tf_tensor__ = __bool__ = __float__ = __int__ = __index__ = __iter__ = (
         _read
     )
-    __add__ = __radd__ = __sub__ = __mul__ = __truediv__ = __getitem__ = __len__ = _read
+    __add__ = __sub__ = __mul__ = __matmul__ = __truediv__ = __floordiv__ = __mod__ = _read
+    __radd__ = __rsub__ = __rmul__ = __rmatmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _read
+    __pow__ = __rpow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _read
+    __neg__ = __abs__ = __invert__ = __getitem__ = __len__ = __contains__ = __format__ = _read
+    __lt__ = __le__ = __gt__ = __ge__ = _read
+    __eq__ = __ne__ = _read
+    __hash__ = object.__hash__
 
 
 class WithoutValues:
@@ -169,6 +175,13 @@ class AbstractFunction:
     def experimental_get_tracing_count(self) -> int:
         """Number of graphs that were traced."""
         return int(self._traced.experimental_get_tracing_count())
+
+
+def computed_if_possible(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Result of a Python function of tensors; `AbstractTensor`s where values lack in the context. Local."""
+    if WithoutValues.entered is not None:
+        function = AbstractFunction(function, lambda graph: None)
+    return function(*arguments)
 
 
 def _as_argument(value: Any) -> Any:

@@ -47,10 +47,8 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         self, context: ProcessContext, backend_config: BackendConfig, bucket_bytes: int
     ) -> None:
         super().__init__(context.replicas, context.local_replicas, bucket_bytes)
-        self._hint = {
-            "communication_hint": backend_config.collective,
-            "timeout_seconds": backend_config.timeout,
-        }
+        # Without a timeout: TensorFlow keeps a thread asleep for that long after every collective.
+        self._hint = {"communication_hint": backend_config.collective}
         self._graph: Any = None
         self._operations: Counter[Any] = Counter()
 

@@ -15,6 +15,11 @@ import tensorflow as tf
 
 from isotrain.adapters.common.pipeline.background_sends import BackgroundSends
 from isotrain.adapters.common.pipeline.delayed_updates import ContinuedPasses, WeightVersions
+from isotrain.adapters.tensorflow.base.without_values import (
+    AbstractTensor,
+    MissingValueError,
+    lacks_value,
+)
 from isotrain.adapters.tensorflow.pipeline.stage import PipelineContext, SavedForward, floating
 from isotrain.adapters.tensorflow.replica.tracing import MicroBatches, TracedFunctions, Weights
 from isotrain.adapters.tensorflow.trainer.state import native
@@ -35,8 +40,13 @@ class TensorFlowWeightVersions(WeightVersions):
             weights: Trainable weights of the stage by name, any shapes.
             delay: Number of versions besides the current one.
             layout: Name of what the versions of all stages are, in the names of the state.
+
+        Raises:
+            MissingValueError: A weight has no value.
         """
         self._weights = list(weights.values())
+        if any(map(lacks_value, self._weights)):
+            raise MissingValueError("weights have several versions")
         self._used = 0
         super().__init__(list(weights), [self._values() for _ in range(delay + 1)], layout)
 
@@ -137,6 +147,8 @@ class ContinuedStageWork(ContinuedPasses):
         with tf.GradientTape() as tape:
             tape.watch(floating(received))
             sent, loss = self._on_batch("forward pass", self._trace_forward, part, *received)
+        if isinstance(loss, AbstractTensor):
+            raise MissingValueError("the backward pass of a micro-batch is in a later step")
         self.share = self.share + tf.cast(loss, tf.float64)
         self._saved[self._first + work.micro_batch] = SavedForward(tape, received, sent, loss)
         return sent
@@ -176,7 +188,6 @@ class ContinuedStageWork(ContinuedPasses):
         return self._functions.on_replicas(replica, trains=True)[0]
 
     def move_seeds(self, micro_batch: int) -> None:
-        """Sets the seed generators to their states before a micro-batch of the step, by its index. Local."""
         for seed, start, draws in zip(
             self._context.seeds, self._seed_starts, self._draws, strict=False
         ):
@@ -198,6 +209,12 @@ class ContinuedStageWork(ContinuedPasses):
             tf.zeros_like(source) if gradient is None else gradient
             for source, gradient in zip(sources, gradients, strict=False)
         ]
+
+    def end_step(self) -> None:
+        self.sends.check()
+
+    def wait_sent(self) -> None:
+        self.sends.wait()
 
     def send(self, transfer: Transfer, tensors: list[tf.Tensor]) -> None:
         communicator, destination = self._context.communicator, transfer.destination

@@ -28,6 +28,7 @@ from isotrain.adapters.keras.model import LayerLosses
 from isotrain.adapters.keras.pipeline import KerasPipelineLoss, KerasPipelineModel
 from isotrain.adapters.tensorflow.base.modules import named_modules
 from isotrain.adapters.tensorflow.base.private_api import generators_of
+from isotrain.adapters.tensorflow.base.without_values import AbstractTensor, computed_if_possible
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.loss import accepts_training, forward
 from isotrain.adapters.tensorflow.trainer.state import canonical_names, native, to_numpy
@@ -147,13 +148,8 @@ class PipelineModules(SequentialModel):
         outputs = []
         for compute in (forward(self._spec, self.model, training=False), self.run_sequentially):
             with self._trainer.preserving_training_state():
-                outputs.append(compute(inputs))
-        if not all(map(tf.is_tensor, outputs)):
-            return False
-        model_output, chunks_output = map(to_numpy, outputs)
-        return model_output.shape == chunks_output.shape and np.allclose(
-            model_output, chunks_output, equal_nan=True
-        )
+                outputs.append(computed_if_possible(compute, inputs))
+        return are_equal_tensors(*outputs)
 
     def of(
         self, chunk: ModuleChunk, tensors: Mapping[int, Any], targets: Any
@@ -172,6 +168,18 @@ class PipelineModules(SequentialModel):
         if loss.shape.rank:
             raise UnsupportedError(MASKED_LOSS)
         return loss, predictions
+
+
+def are_equal_tensors(first: Any, second: Any) -> bool:
+    """Whether two values are tensors of one shape with nearly equal elements, if both have values. Local."""
+    tensors = (first, second)
+    if not all(isinstance(each, AbstractTensor) or tf.is_tensor(each) for each in tensors):
+        return False
+    if first.shape != second.shape:
+        return False
+    if any(isinstance(each, AbstractTensor) for each in tensors):
+        return True
+    return np.allclose(to_numpy(first), to_numpy(second), equal_nan=True)
 
 
 class SequentialLayer(keras.layers.Layer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,20 +10,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters.common.pipeline import profiler as layer_profiler
 from isotrain.adapters.common.pipeline.checks import local_weight_indices, require_built
 from isotrain.adapters.common.pipeline.delayed_updates import (
-    OverlappedStageWork,
-    Rates,
-    layout_of_versions,
-    overlapped_work,
+    ContinuedPasses,
+    WeightVersions,
 )
+from isotrain.adapters.common.pipeline.stage_group import StageGroup, micro_batches_of
 from isotrain.adapters.tensorflow.base.variables import named_as
+from isotrain.adapters.tensorflow.base.without_values import WithoutValues
 from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.tensorflow.pipeline.delayed_updates import (
     ContinuedStageWork,
     TensorFlowWeightVersions,
 )
+from isotrain.adapters.tensorflow.pipeline.layer_profiler import LayerProfiler
 from isotrain.adapters.tensorflow.pipeline.modules import split_model
 from isotrain.adapters.tensorflow.pipeline.stage import PipelineContext, TensorFlowStageWork
 from isotrain.adapters.tensorflow.pipeline.weights import StageWeights
@@ -44,11 +43,9 @@ from isotrain.plugin import (
     MODEL_STATE,
     Action,
     Batch,
-    DelayedUpdates,
     ExecutedAction,
     ModelProfile,
     PipelineSplit,
-    Slice,
     StateInfo,
     StateKind,
     TrainingSpec,
@@ -73,10 +70,11 @@ def _placeholder(weight: Any) -> Any:
     return named_as(weight, shape, lambda: tf.zeros(shape, variable.dtype))
 
 
-class PipelineReplicaGroup(TensorFlowReplicaGroup):
+class PipelineReplicaGroup(StageGroup, TensorFlowReplicaGroup):
     """One stage of one replica, which keeps only its own stage's weights up to date."""
 
     _communicator: PipelineCommunicator
+    _without_values = WithoutValues
     _may_relax_shapes = False  # both ends of a transfer must know its shape
 
     def __init__(
@@ -89,12 +87,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             communicator: Communicator of this stage.
             cut: Split of the model into stages.
         """
-        self._rates = Rates()
-        self._updates: DelayedUpdates | None = None
-        self._versions: TensorFlowWeightVersions | None = None
         self._delayed_passes: ContinuedStageWork | None = None
-        self._delayed_work: OverlappedStageWork | None = None
-        self._executed: list[ExecutedAction] = []
         super().__init__(spec, tf.distribute.get_strategy(), communicator)
         trainer, self._topology = self._trainer, communicator.topology
         require_built(trainer.metrics.unbuilt)
@@ -153,74 +146,29 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             self._action_times = ActionTimes(times, _names(actions[process], process))
         return loss
 
-    def _begin_passes(self, micro_batches: Sequence[Slice]) -> None:
-        """Drops other stages' weights; before, checks once that the stages are the model."""
-        if self._weights.is_gathered:
-            for micro_batch in itertools.islice((each for each in micro_batches if each.count), 1):
-                self._check_equivalence(micro_batch.inputs)
+    @property
+    def _has_all_weights(self) -> bool:
+        return self._weights.is_gathered
+
+    def _reshard(self) -> None:
         self._weights.drop_other_stages()
 
-    def start_delayed_updates(self, updates: DelayedUpdates) -> None:
-        stage = self._topology.stage
-        stage_of = {name: self._stage_of.get(id(w), 0) for name, w in self._trainable.items()}
-        local = {name: w for name, w in self._trainable.items() if self._weights.is_local(w)}
-        delay, layout = updates.versions[stage].delay, layout_of_versions(updates, stage_of)
-        self._updates = updates
-        self._versions = TensorFlowWeightVersions(local, delay, layout)
+    def _continued(
+        self, weights: Mapping[str, tf.Variable], delay: int, layout: str
+    ) -> tuple[ContinuedPasses, WeightVersions]:
         self._delayed_passes = ContinuedStageWork(
             self._context, self._functions, self._on_batch, self._local_weights
         )
-        self._delayed_work = overlapped_work(
-            updates, stage, self._delayed_passes, self._versions, self._delayed_update
-        )
-        self._rates.delay()
+        return self._delayed_passes, TensorFlowWeightVersions(weights, delay, layout)
 
-    def delayed_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
-        assert self._updates is not None
-        assert self._delayed_passes is not None
-        assert self._delayed_work is not None
-        micro_batches, work = batch.slices[0], self._delayed_work
-        actions = self._updates.steady if work.has_passes_left else self._updates.fill
-        self._begin_passes(micro_batches)
-        self._rates.set(self._set_rate, learning_rate)
-        work.begin_step(batch)
-        process = self._topology.process
-        self._executed = execute_stage(actions[process], process, work)
-        self._delayed_passes.move_seeds(len(micro_batches))
-        work.end_step()
-        self._rates.end_step()
-        self._average_statistics(micro_batches, actions[process])
-        share = self._delayed_passes.share
-        loss = self._traced.function("total loss", self._communicator.sum_over_all)([share])[0]
-        self._delayed_passes.sends.check()
-        return loss / self.replicas
-
-    def drain_pipeline(self) -> None:
-        work = self._delayed_work
-        if self._updates is None or work is None or not work.has_passes_left:
-            return
-        assert self._delayed_passes is not None
-        work.begin_step(None)
-        process = self._topology.process
-        self._executed = execute_stage(self._updates.drain[process], process, work)
-        self._delayed_passes.sends.wait()
-        work.end_step()
-
-    def has_equal_versions(self) -> bool:
-        return self._versions is not None and self._versions.are_equal
-
-    def set_group_rates(self, rates: Mapping[int, float]) -> None:
-        self._rates.set(super().set_group_rates, rates)
-
-    def momentum_setter(self) -> Callable[[float], None] | None:
-        set_momentum = super().momentum_setter()
-        return None if set_momentum is None else functools.partial(self._rates.set, set_momentum)
+    def _mean_loss(self, share: tf.Tensor) -> tf.Tensor:
+        total = self._traced.function("total loss", self._communicator.sum_over_all)([share])[0]
+        return total / self.replicas
 
     def _delayed_update(self, is_late: bool, weight: float | None) -> None:
-        """Updates this stage at the rates of the gradients' step; see `Update`. Collective.
+        """Updates this stage; by a micro-batch, by the mean over the samples of all its processes.
 
-        By a micro-batch, it is by the mean over the samples of all processes of the stage, and nothing where
-        these have none.
+        Nothing is applied where these have none.
         """
         assert self._delayed_passes is not None
         self._rates.apply(is_late)
@@ -240,18 +188,8 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         """Means of tensors of any shapes over the replicas, from this stage's processes. Collective."""
         return self._communicator.all_reduce(tensors, "mean")
 
-    def _average_statistics(
-        self, micro_batches: Sequence[Slice], actions: Sequence[Action]
-    ) -> None:
-        """Averages moving statistics over the processes of this stage, by the samples that each had.
-
-        Args:
-            micro_batches: Micro-batches of the step.
-            actions: Actions of this process.
-        """
+    def _average_statistics(self, weight: float) -> None:
         if self._topology.copies > 1 and self._trainer.statistics:
-            own = sorted({action.micro_batch for action in actions if action.micro_batch >= 0})
-            weight = sum(micro_batches[index].weight for index in own)
             average = self._traced.function("average statistics", self._trace_average_statistics)
             average(self._functions.tensor_of(weight))
 
@@ -280,8 +218,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         """
         if weights is None or not self._topology.shares_stage:
             return None if weights is None else tf.reduce_sum(weights)
-        computed = sorted({action.micro_batch for action in actions})
-        return tf.reduce_sum(tf.gather(weights, computed))
+        return tf.reduce_sum(tf.gather(weights, micro_batches_of(actions)))
 
     def _update_stage(self, work: TensorFlowStageWork, weight: tf.Tensor | None) -> None:
         """Averages this stage's gradients and statistics over the replicas, and updates its weights.
@@ -313,44 +250,14 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             self._traced.function("gather stages", self._weights.trace_gather)()
             self._weights.mark_gathered()
 
-    def reshard_weights(self) -> None:
-        self.drain_pipeline()
-        self._weights.drop_other_stages()
-
     def profile_layers(self, batch: Batch) -> ModelProfile:
-        model = self._context.model
-        tensors = model.inputs(batch.slices[0][0].inputs)
-        return layer_profiler.profile_calls(model.layer_calls(), tensors, self._passes)
-
-    def _passes(
-        self, compute: layer_profiler.Compute, inputs: Sequence[tf.Tensor], trained: Sequence[Any]
-    ) -> tuple[Callable[[], list[tf.Tensor]], Callable[[], None]]:
-        """Forward pass, and both passes, of one layer as traced functions, for inputs `[samples, ...]`."""
-
-        def gradients(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            sources = [tensor for tensor in (*tensors, *trained) if tensor.dtype.is_floating]
-            with tf.GradientTape() as tape:
-                tape.watch(sources)
-                roots = [tensor for tensor in compute(*tensors) if tensor.dtype.is_floating]
-            grads = tape.gradient(roots, sources)
-            return [tensor for tensor in grads if tensor is not None]
-
-        run_forward = tf.function(compute, autograph=False)
-        run_both = tf.function(gradients, autograph=False)
-
-        def forward() -> list[tf.Tensor]:
-            outputs = run_forward(*inputs)
-            self.synchronize_device()
-            return outputs
-
-        def both() -> None:
-            run_both(*inputs)
-            self.synchronize_device()
-
-        return forward, both
-
-    def plan_notes(self) -> list[str]:
-        return super().plan_notes() + self._context.model.describe(self._topology.stages)
+        profiler = LayerProfiler(
+            *(self._context, self._spec, self._rate_tensor, self.synchronize_device),
+            lambda weights: WeightUpdate(self._spec, weights, list(map(_placeholder, weights))),
+        )
+        micro_batch = batch.slices[0][0]
+        # what has no values takes no time
+        return (profiler.estimated if self._lacks_values else profiler.measured)(micro_batch)
 
     def evaluation_step(self, batch: Batch) -> None:
         if self._topology.evaluates(len(self._context.model.chunks)):
@@ -358,10 +265,6 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
 
     def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._communicator.sum_over_all(tensors)
-
-    @property
-    def is_single_process(self) -> bool:
-        return self.replicas * self._topology.processes == 1
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         function = self._traced.function("max", self._communicator.max_over_all)

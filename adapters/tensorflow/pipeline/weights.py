@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow.base.variables import assign_anew, value_of
+from isotrain.adapters.tensorflow.base.without_values import lacks_value
 from isotrain.adapters.tensorflow.comm.base import plan_buckets
 from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
 
@@ -61,7 +62,7 @@ class StageWeights:
             return
         self.is_gathered = False
         for weight in self._weights.values():
-            if not self.is_local(weight):
+            if not (self.is_local(weight) or lacks_value(weight)):
                 assign_anew(weight, tf.zeros([0], weight.dtype))
 
     def trace_gather(self) -> None:

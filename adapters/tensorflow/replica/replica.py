@@ -76,7 +76,7 @@ class TensorFlowReplica(Replica):
         return part
 
     def all_gather_shards(self, shard: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        return self._communicator.all_gather_shards(shard, sizes)
+        return _must_run(self._communicator.all_gather_shards(shard, sizes))
 
     def reduce_scatter_within(
         self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups
@@ -88,7 +88,7 @@ class TensorFlowReplica(Replica):
     def all_gather_shards_within(
         self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> tf.Tensor:
-        return self._communicator.all_gather_shards(shard, sizes, subgroups)
+        return _must_run(self._communicator.all_gather_shards(shard, sizes, subgroups))
 
     def values(self, parts: Sequence[StatePart]) -> list[tf.Tensor]:
         """Values of parts of the state, in the shapes of their variables, in order. Local."""
@@ -99,20 +99,31 @@ class TensorFlowReplica(Replica):
         return [variable for part in parts for variable in self._trainer.part(part)]
 
     def all_reduce(self, tensor: tf.Tensor, op: ReduceOp = "sum") -> tf.Tensor:
-        return self._communicator.all_reduce([tensor], op)[0]
+        return _must_run(self._communicator.all_reduce([tensor], op)[0])
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._communicator.all_gather(tensor)
+        return _must_run(self._communicator.all_gather(tensor))
 
     def send_receive(self, tensor: tf.Tensor, destinations: Sequence[int]) -> tf.Tensor:
         source = list(destinations).index(self.index)
-        return self._communicator.send_receive(tensor, destinations[self.index], source)
+        received = self._communicator.send_receive(tensor, destinations[self.index], source)
+        return _must_run(received)
 
     def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        return self._communicator.all_reduce_within(tensor, subgroups)
+        return _must_run(self._communicator.all_reduce_within(tensor, subgroups))
 
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        return self._communicator.broadcast_within(tensor, subgroups)
+        return _must_run(self._communicator.broadcast_within(tensor, subgroups))
+
+
+def _must_run(result: tf.Tensor) -> tf.Tensor:
+    """The result of a collective, any shape, which is computed even if this replica does not use it.
+
+    TensorFlow would prune the raw collectives of `tf-multiworker` and Horovod's, which others wait for. A
+    stateful operation that takes a part of the result is never pruned, in no branch and loop either.
+    """
+    tf.raw_ops.Assert(condition=True, data=[tf.reshape(result, [-1])[:1]])
+    return result
 
 
 def _sizes(variables: Sequence[tf.Variable]) -> list[int]:

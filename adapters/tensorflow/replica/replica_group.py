@@ -390,13 +390,16 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def part_sums(self, batch: Batch) -> Iterator[list[list[tf.Tensor]]]:
         assert batch.part_counts is not None
-        slices = max(map(len, batch.slices))
-        batch = padded(batch, max(batch.part_counts))
+        slices, counts = max(map(len, batch.slices)), batch.part_counts
+        own = zip(self.local_replicas, batch.slices, strict=True)
+        parts = tuple(each[: counts[replica]] for replica, each in own)
+        counted = padded(replace(batch, slices=parts), max(counts))
+        batch = padded(batch, max(counts))
         if self._has_denominators is None:
             self._has_denominators = OWN_DENOMINATOR in self.step_notes(batch)
         totals = tf.ones(1, tf.float64)
         if self._has_denominators:
-            totals = self._on_batch("denominators", self._trace_denominators, batch)[0]
+            totals = self._on_batch("denominators", self._trace_denominators, counted)[0]
         for index in range(slices):
             moves = tf.constant(index == 0)
             yield self._on_batch("part", self._trace_part, _part(batch, index), totals, moves)
@@ -449,6 +452,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return sums
 
         return self._traced.on_replicas(replica)
+
+    def accumulate(
+        self, sums: Sequence[tf.Tensor], addends: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        return [total + addend for total, addend in zip(sums, addends, strict=True)]
 
     def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[tf.Tensor]]) -> None:
         def trace(per_replica: list[list[tf.Tensor]]) -> None:

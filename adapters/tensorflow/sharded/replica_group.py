@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -64,6 +64,18 @@ class ShardedReplicaGroup(TensorFlowReplicaGroup):
         loss, *statistics = self._communicator.all_reduce(to_reduce, "mean")
         trainer.agree_on_statistics(statistics)
         return loss, gradients
+
+    def part_sums(self, batch: Batch) -> Iterator[list[list[tf.Tensor]]]:
+        """As of a group whose weights are whole: they are gathered once, for all parts. Collective."""
+        self.unshard_weights()
+        yield from super().part_sums(batch)
+
+    def apply_gradients(
+        self, gradients: Sequence[Sequence[tf.Tensor]], learning_rate: float
+    ) -> None:
+        """Updates this replica's shards; the full weights, which are older then, are freed. Local."""
+        super().apply_gradients(gradients, learning_rate)
+        self.reshard_weights()
 
     def reshard_weights(self) -> None:
         self._trainer.weights.reshard()

@@ -22,7 +22,11 @@ from isotrain.plugin import DeviceMesh, TrainingSpec
 
 
 class ShardedTrainer(LocalShardsTrainer):
-    """Computes with weights gathered layer by layer, or module by module; updates the local shards."""
+    """Computes with weights gathered layer by layer, or module by module; updates the local shards.
+
+    With `reproducible`, it computes with all weights, which are gathered before, and updates the shards by
+    whole gradients.
+    """
 
     weights: ShardedWeights
     _layers: ShardedLayers | ShardedModules
@@ -41,13 +45,17 @@ class ShardedTrainer(LocalShardsTrainer):
         self._communicator = communicator
         self._mesh = mesh
         self._unit_bytes = unit_bytes
+        self._gathers_by_unit = spec.reproducible is None
         super().__init__(spec)
-        self._compute[True] = self._gathering(self._compute[True])
+        if self._gathers_by_unit:
+            self._compute[True] = self._gathering(self._compute[True])
 
     def _build_model(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> Any:
-        """Builds the model without recomputation: layers that gather weights recompute themselves."""
+        """Builds the model; without recomputation where layers that gather weights recompute themselves."""
+        if not self._gathers_by_unit:
+            return super()._build_model(spec, scope)
         return built_model(spec.replace(recompute=()), scope)
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> ShardedUpdate:
@@ -58,8 +66,9 @@ class ShardedTrainer(LocalShardsTrainer):
         is_called = spec.objective is None and spec.call is None  # which may call some layers
         layer_class = ShardedLayers if isinstance(self.model, keras.Layer) else ShardedModules
         self._layers = layer_class(self.model, self.weights, self._unit_bytes, is_called)
-        self._layers.recompute(self.model, spec)
-        return self._update_of_shards(spec)
+        if self._gathers_by_unit:
+            self._layers.recompute(self.model, spec)
+        return self._update_of_shards(spec, takes_whole_gradients=not self._gathers_by_unit)
 
     def _broadcast_from_first(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._communicator.broadcast_within(

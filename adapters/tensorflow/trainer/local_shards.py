@@ -79,14 +79,22 @@ class LocalShards(Protocol):
 class ShardedUpdate(WeightUpdate):
     """Updates shards of weights, clipped by the norms of the full gradients."""
 
-    def __init__(self, spec: TrainingSpec, weights: LocalShards) -> None:
+    def __init__(
+        self, spec: TrainingSpec, weights: LocalShards, *, takes_whole_gradients: bool = False
+    ) -> None:
         """Builds the optimizer, with slots for the shards.
 
         Args:
             spec: Training spec, which names the optimizer.
             weights: Sharded weights.
+            takes_whole_gradients: Whether `apply` gets gradients of the full weights. It then clips them, and
+                updates the shards, with the bits of an update of full weights: the operations of Keras'
+                optimizers are elementwise, and each is rounded as IEEE 754 says.
         """
         super().__init__(spec, weights.variables)
+        self._shards = weights.shards if takes_whole_gradients else None
+        if takes_whole_gradients:
+            self._values = list(weights.full_variables)
         self._norms = weights.norms
         self._weight_indices = {id(each.local): index for index, each in enumerate(weights.shards)}
         optimizer = self._optimizer
@@ -100,7 +108,10 @@ class ShardedUpdate(WeightUpdate):
         return list(keras_private.slots_of(self._optimizer).values())
 
     def apply(self, gradients: Gradients) -> None:
-        """Clips and applies gradients of shards, of the shards' shapes, already means over replicas."""
+        """Clips and applies gradients, already means over replicas: of shards, or whole ones."""
+        if self._shards is not None:
+            self._apply_whole(self._shards, gradients)
+            return
         dense, everything = self.unscaled(gradients), range(len(gradients))
         if self.gradient_norms is not None:
             norms = self._norms(dense, everything)
@@ -114,6 +125,15 @@ class ShardedUpdate(WeightUpdate):
             dense = [gradient * tf.cast(factor, gradient.dtype) for gradient, factor in pairs]
         norm = tf.norm(self._norms(dense, everything)) if self._global_clipnorm else None
         self.apply_shard(dense, norm)
+
+    def _apply_whole(self, shards: Sequence[VariableShard], gradients: Gradients) -> None:
+        dense = self.unscaled(gradients)
+        self._keep_norms(dense)
+        clipped = keras_private.clipped_by_norm(
+            self._optimizer, dense, self._clipnorm, self._global_clipnorm
+        )
+        local = [shard.of(each) for shard, each in zip(shards, clipped, strict=True)]
+        self.apply_shard(local, norm=None)
 
     def _update_lamb(self, gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:
         """Keras' LAMB step, with the norms of the full weight and of the full update.
@@ -231,10 +251,16 @@ class LocalShardsTrainer(ReplicaTrainer, ABC):
 
         tf.function(broadcast, autograph=False)()
 
-    def _update_of_shards(self, spec: TrainingSpec) -> ShardedUpdate:
-        """The update of `weights`, which are the weights of this trainer from now on. Local."""
-        self._values = [shard.local for shard in self.weights.shards]
-        return ShardedUpdate(spec, self.weights)
+    def _update_of_shards(
+        self, spec: TrainingSpec, *, takes_whole_gradients: bool = False
+    ) -> ShardedUpdate:
+        """The update of `weights`, which are the weights of this trainer from now on. Local.
+
+        With `takes_whole_gradients` they are the full weights, which are gathered before each pass.
+        """
+        local = [shard.local for shard in self.weights.shards]
+        self._values = list(self.weights.full_variables) if takes_whole_gradients else local
+        return ShardedUpdate(spec, self.weights, takes_whole_gradients=takes_whole_gradients)
 
     def _state_of(
         self,

@@ -227,13 +227,7 @@ class WeightUpdate:
         """Clips and applies reduced gradients, of the weights' shapes and dtypes."""
         if self.kept_gradients:
             assign_all(self.kept_gradients, self.unscaled(gradients))
-        if self.gradient_norms is not None:
-            dense = self.unscaled(gradients)
-            parts = [[dense[index] for index in part] for part in self._norm_parts]
-            norms = map(
-                keras_model.global_norm, (dense, *parts)
-            )  # as clipping: TensorFlow computes it once
-            self.gradient_norms.assign(tf.stack([*norms]))
+        self._keep_norms(self.unscaled(gradients))
         if self._shard is not None:
             norm = None
             if self._global_clipnorm is not None:
@@ -244,6 +238,16 @@ class WeightUpdate:
         self._optimizer.apply(
             [gradients[index] for index in trained], [self._updated[index] for index in trained]
         )
+
+    def _keep_norms(self, dense: Sequence[tf.Tensor]) -> None:
+        """Stores the norms of gradients of the full weights' shapes, if `keep_gradient_norms` was called."""
+        if self.gradient_norms is None:
+            return
+        parts = [[dense[index] for index in part] for part in self._norm_parts]
+        norms = map(
+            keras_model.global_norm, (dense, *parts)
+        )  # as clipping: TensorFlow computes it once
+        self.gradient_norms.assign(tf.stack([*norms]))
 
     def apply_shard(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor | None) -> None:
         """Clips and applies reduced gradients of the weights that are updated here.

@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 import torch
 
+from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.tensors import unexpanded
 from isotrain.plugin import SpecError
 
@@ -105,5 +106,5 @@ def broadcast_bundle(tensors: Sequence[torch.Tensor], send: BroadcastFirst) -> N
             if len(vectors) > 1:
                 each.copy_(first)
         for tensor, value in zip(tensors, values, strict=True):
-            if value.data_ptr() != tensor.data_ptr():
+            if private_api.storage_of(value) != private_api.storage_of(tensor):
                 tensor.copy_(value)

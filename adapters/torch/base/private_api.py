@@ -24,6 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from isotrain.adapters.common.private_api import PrivateApiProbe, require
 
@@ -346,9 +347,21 @@ def fake_tensors() -> Any:
 
 def is_fake(tensor: object) -> bool:
     """Whether it is a tensor, of any shape, that has no values."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # the import takes microseconds
+        return False
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(tensor, FakeTensor)
+
+
+def is_in_fake_tensors() -> bool:
+    """Whether a context of the kind of `fake_tensors` is entered, by whomever."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor, of any shape, that computes by others which it holds, as a DTensor does."""
+    return is_traceable_wrapper_subclass(tensor)
 
 
 def missing_value_errors() -> tuple[type[Exception], ...]:
@@ -391,6 +404,39 @@ def process_group_name(group: torch.distributed.ProcessGroup) -> str:
     return str(torch.distributed.distributed_c10d._world.pg_names[group])
 
 
+def process_group_of(group: Any) -> torch.distributed.ProcessGroup:
+    """The process group that a collective operation gets, as itself or by its name."""
+    if not isinstance(group, str):
+        return group
+    return torch.distributed.distributed_c10d._resolve_process_group(group)
+
+
+def collective_name(operation: Any) -> str | None:
+    """Name of an operation that communicates, as those of DTensors do; None if it does not."""
+    schema = schema_of(operation)
+    if schema is None:
+        return None
+    namespace, _, name = schema.name.partition("::")
+    is_distributed = namespace in ("_c10d_functional", "_dtensor")
+    communicates = is_distributed and name not in ("wait_tensor", "_wrap_tensor_autograd")
+    return name if communicates else None
+
+
+def _probe_collective_name() -> None:
+    operations = torch.ops._c10d_functional
+    found = [
+        collective_name(each.default)
+        for each in (
+            *(operations.all_reduce, operations.all_gather_into_tensor),
+            *(operations.reduce_scatter_tensor, operations.wait_tensor, torch.ops.aten.neg),
+        )
+    ]
+    names = ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"]
+    require(found == [*names, None, None], "names of the collectives of DTensors")
+    weight = torch.ones(2)
+    require(not any(map(is_wrapper, (weight, nn.Parameter(weight)))), "tensors that hold no others")
+
+
 def _raised(call: Callable[[], object]) -> Exception:
     try:
         call()
@@ -415,7 +461,9 @@ def _probe_missing_values() -> None:
 
 def _probe_fake_tensors() -> None:
     weight = torch.ones(2, 3)
+    require(not is_in_fake_tensors(), "no context before it is entered")
     with fake_tensors() as mode:
+        require(is_in_fake_tensors(), "a context that is known to be entered")
         fake = mode.from_tensor(weight)
         require(mode.from_tensor(weight) is fake, "one fake tensor for a tensor")
         product = fake @ torch.ones(3, 5)
@@ -588,6 +636,7 @@ PROBES = (
     PrivateApiProbe("_subclasses.fake_tensor.FakeTensorMode", _probe_fake_tensors),
     PrivateApiProbe("_subclasses.fake_tensor's errors", _probe_missing_values),
     PrivateApiProbe("distributed._compute_bucket_assignment_by_size", _probe_ddp_buckets),
+    PrivateApiProbe("ops._c10d_functional", _probe_collective_name),
     PrivateApiProbe("fx.experimental.proxy_tensor's error", _probe_value_read_error),
     PrivateApiProbe("_C._functorch.peek_interpreter_stack", _probe_vmap),
     PrivateApiProbe("OpOverload._schema", _probe_schema),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
+from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.without_values import lacks_values
-from isotrain.plugin import IsotrainError
+from isotrain.plugin import IsotrainError, SpecError
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +131,69 @@ def to_numpy(tensor: TensorOrShard) -> np.ndarray:
     return array
 
 
+def make_contiguous(weights: Mapping[str, torch.Tensor], others: Iterable[torch.Tensor]) -> None:
+    """Gives weights of any shapes the strides of new tensors, in memory of their own if they had others.
+
+    Kernels take a weight by its strides, and add in another order for other strides.
+
+    Args:
+        weights: Weights by name.
+        others: Tensors of the model, with or without the weights.
+
+    Raises:
+        SpecError: A weight with other strides shares its elements with another tensor.
+    """
+    tensors = [*weights.values(), *others]
+    for name, weight in weights.items():
+        if weight.layout != torch.strided or lacks_values(weight):
+            continue
+        if weight.stride() == weight.new_empty(weight.shape, device="meta").stride():
+            continue
+        if any(share_elements(weight, each) for each in tensors if each is not weight):
+            raise SpecError(
+                f"reproducible: expected contiguous weights, received {name!r} with strides"
+                f" {weight.stride()}, which shares its memory with another tensor of the model. Use one"
+                " parameter in both places, or give it memory of its own: torch.nn.Parameter(x.clone())."
+            )
+        weight.data = weight.data.clone(memory_format=torch.contiguous_format)
+
+
+def separate_gradients(weights: Iterable[torch.Tensor]) -> None:
+    """Gives each gradient in `.grad` memory of its own. Local, after a backward pass.
+
+    Autograd may give the terms of a sum one gradient, as in `x @ (a.t() + b.t())`. torch adds to gradients,
+    clips and scales them in place, and would change such memory once for each of them.
+
+    Args:
+        weights: Weights of any shapes.
+    """
+    spans = sorted(
+        (gradient.data_ptr(), gradient.nbytes, index, weight)
+        for index, weight in enumerate(weights)
+        if type(gradient := weight.grad) is torch.Tensor and gradient.layout == torch.strided
+    )
+    end = 0
+    for start, size, _, weight in spans:
+        if start < end and weight.grad is not None:
+            weight.grad = weight.grad.clone()
+        end = max(end, start + size)
+
+
+def share_elements(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors, any shapes, have an element of memory in common; False without values."""
+    if other.layout != torch.strided or tensor.dtype != other.dtype or lacks_values(other):
+        return False
+    if private_api.storage_of(tensor) != private_api.storage_of(other):
+        return False
+    marked = torch.zeros(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=torch.bool)
+    view, other_view = (
+        marked.as_strided(each.shape, each.stride(), each.storage_offset())
+        for each in (tensor, other)
+    )
+    view.fill_(True)
+    return bool(other_view.any())
+
+
 @contextlib.contextmanager
 def restored_after(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Restores tensors of any shape, such as statistics that a placeholder batch must not change."""
@@ -142,8 +206,8 @@ def restored_after(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 def restore(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Copies values back into those of the tensors, of any shape, that have changed."""
-    with torch.no_grad():
-        for tensor, value in zip(tensors, values, strict=True):
-            has_values = tensor.layout == torch.strided and not lacks_values(tensor)
-            if not has_values or not torch.equal(tensor, value):
+    for tensor, value in zip(tensors, values, strict=True):
+        has_values = tensor.layout == torch.strided and not lacks_values(tensor)
+        if not has_values or not torch.equal(tensor, value):
+            with torch.no_grad():
                 fill(tensor, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Self
 
 import torch
@@ -19,7 +19,11 @@ _READERS = {
     *(torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.__dlpack__),
     *(torch.Tensor.__format__, torch.Tensor.__index__, torch.Tensor.__reduce_ex__),
 }
-"""Functions that read memory without an operation of torch."""
+"""Functions that read values without an operation of torch."""
+_MEMORY_USERS = {torch.Tensor.data_ptr, torch.Tensor.apply_, torch.Tensor.map_}
+"""Functions that take memory which is there: its address, or each of its elements."""
+COLLECTIVES: dict[str, Callable[..., torch.Tensor]] = {}
+"""Functions in place of collective operations, by name: torch calls none with tensors that lack values."""
 
 
 class MissingValueError(Exception):
@@ -34,6 +38,8 @@ class _Readers(TorchFunctionMode):
     ) -> Any:
         if function in _READERS and lacks_values(arguments[0]):
             arguments[0].sum().item()  # raises the error of torch
+        if function in _MEMORY_USERS and lacks_values(arguments[0]):
+            raise MissingValueError(f"{function.__name__} takes memory")
         return function(*arguments, **(options or {}))
 
 
@@ -70,7 +76,11 @@ class WithoutValues(TorchDispatchMode):
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
         options = options or {}
+        if private_api.is_in_fake_tensors():  # of DTensors, which have one of their own
+            return function(*arguments, **options)
         tensors = [*leaves((arguments, options))]
+        if any(map(private_api.is_wrapper, tensors)):
+            return NotImplemented  # what it does with its inner tensors comes here
         if tensors:
             if any(map(self.lacks_values, tensors)):
                 return self._called_without_values(function, arguments, options)
@@ -113,7 +123,11 @@ class WithoutValues(TorchDispatchMode):
 
             tree = (arguments, options)
             arguments, options = filled(tree, map(fake, leaves(tree)))
-            return function(*arguments, **options)
+            if (collective := private_api.collective_name(function)) is None:
+                return function(*arguments, **options)
+            if collective not in COLLECTIVES:
+                raise MissingValueError(f"the collective {function} takes values")
+            return COLLECTIVES[collective](*arguments, **options)
 
 
 def lacks_values(tensor: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.without_values import COLLECTIVES
 from isotrain.plugin import RECORDED, Message
 
 _messages: list[Message] = []
@@ -78,6 +79,34 @@ class RecordedGroup(dist.ProcessGroup):
         output.copy_(tensor.view(self.size(), -1)[self.rank()].view_as(output).clone())
         return self._record("reduce-scatter", [tensor], output)
 
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Fills each output as `all_gather_single` does."""
+        for output, tensor in zip(outputs, tensors, strict=True):
+            self.all_gather_single(output, tensor)
+        return _DoneWork(outputs)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], opts: Any = None
+    ) -> dist.Work:
+        """Fills each output as `reduce_scatter_single` does."""
+        for output, tensor in zip(outputs, tensors, strict=True):
+            self.reduce_scatter_single(output, tensor)
+        return _DoneWork(outputs)
+
+    def scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> dist.Work:
+        """Copies this process's part, any shape, of what it scatters; the others are sent one by one."""
+        for output, parts in zip(outputs, inputs, strict=True):
+            for index, part in enumerate(parts):
+                if index == self.rank():
+                    output.copy_(part)
+                else:
+                    self.send([part], index, 0)
+        return _DoneWork(outputs)
+
     def send(self, tensors: list[torch.Tensor], destination: int, tag: int) -> dist.Work:
         """Records that tensors of any shapes are sent to a rank of the group."""
         ranks = dist.get_process_group_ranks(self)
@@ -98,6 +127,8 @@ class RecordedGroup(dist.ProcessGroup):
 
     _allgather_base = all_gather_single  # names before torch 2.13
     _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _record(
         self, kind: str, tensors: Sequence[torch.Tensor], result: Any, ranks: Sequence[int] = ()
@@ -128,11 +159,34 @@ def record(message: Message) -> None:
     _messages.append(message)
 
 
+def _all_reduce(tensor: torch.Tensor, operation: str, group: Any) -> torch.Tensor:
+    output = tensor.clone()
+    private_api.process_group_of(group).allreduce([output])
+    return output
+
+
+def _all_gather(tensor: torch.Tensor, size: int, group: Any) -> torch.Tensor:
+    output = tensor.new_empty((size * len(tensor), *tensor.shape[1:]))
+    private_api.process_group_of(group).all_gather_single(output, tensor)
+    return output
+
+
+def _reduce_scatter(tensor: torch.Tensor, operation: str, size: int, group: Any) -> torch.Tensor:
+    output = tensor.new_empty((len(tensor) // size, *tensor.shape[1:]))
+    private_api.process_group_of(group).reduce_scatter_single(output, tensor)
+    return output
+
+
 def register() -> None:
-    """Makes the group known to torch under its name. Local."""
+    """Makes the group known to torch under its name, and to DTensors without values. Local."""
 
     def create(store: Any, rank: int, size: int, timeout: Any) -> RecordedGroup:
         return RecordedGroup(rank, size)
 
+    COLLECTIVES.update(
+        all_reduce=_all_reduce,
+        all_gather_into_tensor=_all_gather,
+        reduce_scatter_tensor=_reduce_scatter,
+    )
     if RECORDED not in dist.Backend.backend_list:
         dist.Backend.register_backend(RECORDED, create, devices=["cpu"])

@@ -1,6 +1,7 @@
 """Execution of a graph by torch's Python functions, whose calls take half as long as those of `torch.ops`.
 
-Both reach the same kernels; they differ in how Python arguments are parsed.
+Both reach the same kernels; they differ in how Python arguments are parsed. Operations that reach their
+kernel by a detour are replaced by those that call it with the same operands. So no bit depends on this.
 """
 
 from __future__ import annotations
@@ -10,12 +11,30 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.nn import functional
 
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.binary_cross_entropy import binary_cross_entropy
+from isotrain.adapters.torch.graph.passes.exact import drop_unused
+from isotrain.adapters.torch.graph.passes.loss import skip_class_casts
+from isotrain.adapters.torch.graph.passes.matmul_conv import einsum_as_bmm
 from isotrain.adapters.torch.graph.passes.nodes import aten
+
+_MEAN = 1
+"""Reduction by the mean, as torch numbers it."""
+
+
+def _cross_entropy_loss(
+    scores: torch.Tensor,
+    targets: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = _MEAN,
+    *others: Any,
+) -> torch.Tensor:
+    """Cross-entropy with the operation's default reduction; that of torch's function is another one."""
+    return private_api.cross_entropy_loss(scores, targets, weight, reduction, *others)
+
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     aten.abs.default: torch.abs,
@@ -25,6 +44,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     aten.avg_pool2d.default: functional.avg_pool2d,
     aten.batch_norm.default: torch.batch_norm,
     aten.binary_cross_entropy.default: binary_cross_entropy,
+    aten.bmm.default: torch.bmm,
     aten.cat.default: torch.cat,
     aten.clamp.default: torch.clamp,
     aten.constant_pad_nd.default: torch.constant_pad_nd,
@@ -32,7 +52,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     aten.conv1d.default: torch.conv1d,
     aten.conv2d.default: torch.conv2d,
     aten.conv3d.default: torch.conv3d,
-    aten.cross_entropy_loss.default: private_api.cross_entropy_loss,
+    aten.cross_entropy_loss.default: _cross_entropy_loss,
     aten.detach.default: torch.Tensor.detach,
     aten.div.Tensor: torch.div,
     aten.divide.Tensor: torch.divide,
@@ -73,11 +93,21 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     aten.where.self: torch.where,
 }
 """Function with the same arguments in the same order, for each operation that models are mostly made of."""
+_DETOURS = (einsum_as_bmm, skip_class_casts)
+
+
+def shortened(module: GraphModule) -> Graph:
+    """Copy of a traced graph whose operations reach the same kernels without detours; changes no bit."""
+    graph = copy.deepcopy(module.graph)
+    for node in list(graph.nodes):
+        any(each(node) for each in _DETOURS)
+    drop_unused(graph)
+    return graph
 
 
 def compile_direct_calls(module: GraphModule) -> Callable[..., Any]:
     """Function that executes a traced graph by `FUNCTIONS`, with the same bits."""
-    graph = copy.deepcopy(module.graph)
+    graph = shortened(module)
     for node in graph.nodes:
         if node.op == "call_function":
             node.target = FUNCTIONS.get(node.target, node.target)

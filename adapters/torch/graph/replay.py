@@ -69,7 +69,8 @@ class GraphCache:
             compiles: Whether `torch.compile` compiles the captured graphs.
             callables: Losses or an objective that are called besides layers, and may have attributes.
             carried: Keras variables whose previous values gradients may need.
-            optimizes: Whether to replay faster graphs, which agree up to rounding, where a batch shows that.
+            optimizes: Whether to replay faster graphs that agree up to rounding, where a batch shows that, or
+                only such with the same bits.
         """
         self.refusal: str | None = None
         self._compiles = compiles
@@ -297,10 +298,10 @@ class GraphCache:
             self._warn_excluded()
         elif difference is not None:
             self._refuse(captured.with_uses(difference))
-        elif is_first and self._optimizes:
-            optimized = captured.traced_graph.optimized
-            self._try_faster(captured, optimized, expected, (inputs, targets))
-            if self._compiles:
+        elif is_first:
+            faster = captured.traced_graph.optimized(exactly=not self._optimizes)
+            self._try_faster(captured, faster, expected, (inputs, targets))
+            if self._compiles and self._optimizes:
                 self._compile(captured, expected, (inputs, targets))
 
     def _exclude_wrong_metrics(self, replayed: Outcome, captured: CapturedGraph) -> None:
@@ -315,14 +316,15 @@ class GraphCache:
         expected: Outcome,
         batch: tuple[Any, Any],
     ) -> str | None:
-        """Replaces a verified graph by a faster one that agrees up to rounding; if not, returns why."""
+        """Replaces a verified graph by a faster one that agrees as far as it must; if not, returns why."""
         if faster is None:
             return None
+        is_exact = captured.is_exact and not self._optimizes
         difference = self._verifier.difference(
-            expected, self._verifier.outcome(faster, *batch), batch, exact=False
+            expected, self._verifier.outcome(faster, *batch), batch, exact=is_exact
         )
         if difference is None:
-            captured.traced_graph, captured.is_exact = faster, False
+            captured.traced_graph, captured.is_exact = faster, is_exact
         return difference
 
     def _compile(self, captured: CapturedGraph, expected: Outcome, batch: tuple[Any, Any]) -> None:

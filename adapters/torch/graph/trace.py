@@ -60,10 +60,9 @@ class TracedGraph:
     carried: list[int]
     forward: Callable[..., Any]
 
-    @property
-    def optimized(self) -> TracedGraph | None:
-        """Graph with faster operations, equal up to rounding; None if no pass applies."""
-        graph = fast_passes.optimized(self.graph)
+    def optimized(self, *, exactly: bool) -> TracedGraph | None:
+        """Graph with faster operations, equal up to rounding or to the bit; None if no pass applies."""
+        graph = fast_passes.optimized(self.graph, exactly=exactly)
         return (
             None
             if graph is None

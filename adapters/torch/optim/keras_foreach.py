@@ -30,6 +30,8 @@ Norms = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 """Function that returns the L2 norm of each tensor, scalars."""
 _LATE_STEP = 1e9
 """Step at which torch's bias correction is 1; Keras' correction is part of the rate."""
+_WHOLE_VECTORS = 64
+"""Multiple of the elements that one instruction of any CPU computes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -104,7 +106,9 @@ class KerasUpdate:
             norms: Norms of tensors that are sharded as the weights are.
             groups: Groups of the weights with options of their own; without any, all have the optimizer's.
         """
-        self._kernel = _KERNELS[spec.optimizer.name]
+        kernel = _KERNELS[spec.optimizer.name]
+        is_fused = kernel is _adam and spec.reproducible is not None
+        self._kernel = _adam_by_whole_vectors if is_fused else kernel
         self._options = optimizer
         self._norms = norms
         self._groups = [
@@ -291,6 +295,38 @@ def _adam(step: _Step) -> None:
         amsgrad=options.amsgrad,
         maximize=False,
     )
+
+
+def _adam_by_whole_vectors(step: _Step) -> None:
+    """As `_adam`, with bits that do not depend on where in a tensor an element is.
+
+    torch's fused kernel computes the elements that fill no vector of the CPU by other instructions, which
+    round otherwise. Here these elements of all weights are put together, padded, and computed once more.
+    """
+    operands = {"weights": step.weights, "gradients": step.gradients, **step.slots}
+    ends = {kind: _ends(group) for kind, group in operands.items()}
+    sizes = [each.numel() for each in ends["weights"]]
+    if not sizes:
+        _adam(step)
+        return
+    padding = step.weights[0].new_zeros(-sum(sizes) % _WHOLE_VECTORS)
+    joined = {kind: [torch.cat([*group, padding])] for kind, group in ends.items()}
+    _adam(step)
+    weights, gradients = joined.pop("weights"), joined.pop("gradients")
+    _adam(replace(step, weights=weights, gradients=gradients, slots=joined))
+    for kind, (vector,) in {"weights": weights, **joined}.items():
+        private_api.foreach_copy_(ends[kind], list(vector.split([*sizes, len(padding)])[:-1]))
+
+
+def _ends(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Vectors of the last elements of tensors, which fill no vector of the CPU: views of these tensors."""
+    ends = []
+    for tensor in tensors:
+        size = tensor.numel()
+        if rest := size % _WHOLE_VECTORS:
+            is_end = size == rest and tensor.dim() == 1  # itself: a view takes microseconds
+            ends.append(tensor if is_end else tensor.view(-1)[-rest:])
+    return ends
 
 
 def _rmsprop(step: _Step) -> None:

@@ -36,7 +36,10 @@ class PipelineCommunicator(Communicator):
 
     Attributes:
         topology: Processes of the replica.
+        stands_for_all: Whether this process takes its own tensors for those of all others, as in a plan.
     """
+
+    stands_for_all = False
 
     def __init__(self, context: ProcessContext) -> None:
         mesh = context.device_mesh

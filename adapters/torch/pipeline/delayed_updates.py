@@ -100,9 +100,15 @@ class ContinuedStageWork(TorchStageWork, ContinuedPasses):
         for weight in self._weights:
             weight.grad = None
 
-    def release_sent(self) -> None:
-        """Frees what was sent for the step before: it has arrived once all stages are done with this one."""
+    def move_seeds(self, micro_batch: int) -> None:
+        self._context.seeds.move_to(micro_batch)
+
+    def end_step(self) -> None:
+        """Frees what was sent for the step before."""
         communicator = self._context.communicator
         for key in communicator.pending_sends:
             if isinstance(key, Transfer) and key.micro_batch < self._first:
                 communicator.wait_sent(key)
+
+    def wait_sent(self) -> None:
+        self._context.communicator.wait_all_sent()

@@ -18,7 +18,7 @@ from isotrain.adapters.torch.comm.process_group import (
     start_process_group,
 )
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
-from isotrain.plugin import DATA, BackendConfig, ProcessContext, Subgroups
+from isotrain.plugin import DATA, RECORDED, BackendConfig, ProcessContext, Subgroups
 
 
 class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommunicator):
@@ -26,6 +26,7 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
 
     def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
         super().__init__(context)
+        self.stands_for_all = backend_config.collective == RECORDED
         start_process_group(backend_config, context)
         self._timeout = timedelta(seconds=backend_config.timeout)
         self._peers = self._new_group(context.device_mesh.groups(DATA))

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
-from isotrain.adapters.common.pipeline import profiler as layer_profiler
 from isotrain.adapters.common.pipeline.checks import local_weight_indices, require_built
 from isotrain.adapters.common.pipeline.delayed_updates import (
-    OverlappedStageWork,
-    Rates,
-    layout_of_versions,
-    overlapped_work,
+    ContinuedPasses,
+    WeightVersions,
 )
+from isotrain.adapters.common.pipeline.stage_group import StageGroup
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.base.pass_costs import costs_of
 from isotrain.adapters.torch.base.without_values import WithoutValues
 from isotrain.adapters.torch.comm.base import all_reduce_mean_flat
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
@@ -27,6 +22,7 @@ from isotrain.adapters.torch.pipeline.delayed_updates import (
     ContinuedStageWork,
     TorchWeightVersions,
 )
+from isotrain.adapters.torch.pipeline.layer_profiler import LayerProfiler
 from isotrain.adapters.torch.pipeline.modules import split_model
 from isotrain.adapters.torch.pipeline.stage import PipelineContext, StageSeeds, TorchStageWork
 from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
@@ -36,32 +32,23 @@ from isotrain.plugin import (
     Action,
     BackendConfig,
     Batch,
-    DelayedUpdates,
     ExecutedAction,
     ModelProfile,
     PipelineSplit,
-    Slice,
-    StageWork,
     StateInfo,
     StateKind,
     TrainingSpec,
-    execute_stage,
 )
 
 _WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
 
 
-_ESTIMATED = (
-    "pipeline: without values its layers are not timed: stages are balanced by the operations and bytes of"
-    " their layers, and the times are estimates for a GPU. A run that has values times them, and may cut"
-    " elsewhere: the option cut fixes it"
-)
-
-
-class PipelineReplicaGroup(TorchReplicaGroup):
+class PipelineReplicaGroup(StageGroup, TorchReplicaGroup):
     """Replica group of one stage: it trains the stage's weights, and has those of others on request."""
 
     communicator: PipelineCommunicator
+    _without_values = WithoutValues
+    _is_gathered = True
 
     def __init__(
         self,
@@ -82,13 +69,6 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             connect: Makes the communicator; called once the model is built.
             split: Split of the model into chunks.
         """
-        self._has_all_stages = True
-        self._executed: list[ExecutedAction] = []
-        self._updates: DelayedUpdates | None = None
-        self._versions: TorchWeightVersions | None = None
-        self._delayed_passes: ContinuedStageWork | None = None
-        self._delayed_work: OverlappedStageWork | None = None
-        self._rates = Rates()
         super().__init__(spec, backend_config, device, connect)
         trainer = self.trainer
         trainer.set_split(True)  # into micro-batches
@@ -97,7 +77,8 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         model, loss, self._check_equivalence = split_model(trainer, spec, split)
         self._topology = self.communicator.topology
         self._stage_of = model.stage_of_weights(self._topology.stages)
-        trainable = list(trainer.trainable.values())
+        self._trainable = trainer.trainable
+        trainable = list(self._trainable.values())
         indices = local_weight_indices(self._stage_of, trainable, self._topology.stage)
         self.shard_optimizer([indices])
         self.statistics = [each for each in trainer.statistics if self._is_local(each)]
@@ -106,11 +87,16 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             model,
             self.communicator,
             loss,
+            [each for each in trainable if self._is_local(each)],
             self.statistics,
             StageSeeds(seeds),
         )
         if self._topology.copy:  # processes with the same stage draw different numbers
             torch.manual_seed(torch.initial_seed() + self.replicas * self._topology.copy)
+
+    @property
+    def _has_all_weights(self) -> bool:
+        return self._is_gathered
 
     def _is_local(self, tensor: torch.Tensor) -> bool:
         """Whether a weight, of any shape, belongs to this stage."""
@@ -119,7 +105,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
     def pipeline_step(
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> torch.Tensor:
-        self._set_learning_rate(learning_rate)
+        self._set_rate(learning_rate)
         self.trainer.zero_gradients()
         micro_batches = batch.slices[0]
         self._begin_passes(micro_batches)
@@ -128,80 +114,23 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self._context.seeds.move_to(len(micro_batches))
         self.communicator.wait_all_sent()
         self._update_stage()
-        self._average_statistics(micro_batches, actions)
-        return self.communicator.sum_over_all(work.share) / self.replicas
+        self._average_statistics(self._weight_of(micro_batches, actions))
+        return self._mean_loss(work.share)
 
-    def _begin_passes(self, micro_batches: Sequence[Slice]) -> None:
-        """Drops other stages' weights; before, checks once that the stages are the model."""
-        if self._has_all_stages:
-            for micro_batch in itertools.islice((each for each in micro_batches if each.count), 1):
-                self._check_equivalence(micro_batch.inputs)
-        self._reshard()
-
-    def _execute(self, actions: Sequence[Sequence[Action]], work: StageWork) -> None:
-        process = self._topology.process
-        self._executed = execute_stage(actions[process], process, work)
-
-    def _average_statistics(
-        self, micro_batches: Sequence[Slice], actions: Sequence[Sequence[Action]]
-    ) -> None:
-        """Averages moving statistics over the processes of this stage, by the samples that each had."""
+    def _average_statistics(self, weight: float) -> None:
         if self.statistics and self._topology.copies > 1:
-            own = {action.micro_batch for action in actions[self._topology.process]}
-            weight = sum(micro_batches[index].weight for index in sorted(own) if index >= 0)
             all_reduce_mean_flat(self.communicator, self.statistics, weight)
 
-    def start_delayed_updates(self, updates: DelayedUpdates) -> None:
-        local = {n: each for n, each in self.trainer.trainable.items() if self._is_local(each)}
-        stage_of = {n: self._stage_of.get(id(w), 0) for n, w in self.trainer.trainable.items()}
-        stage = self._topology.stage
-        delay, layout = updates.versions[stage].delay, layout_of_versions(updates, stage_of)
-        self._updates = updates
-        self._versions = TorchWeightVersions(local, delay, layout)
-        self._delayed_passes = ContinuedStageWork(
-            self._context, list(local.values()), self._metrics.train
-        )
-        self._delayed_work = overlapped_work(
-            updates, stage, self._delayed_passes, self._versions, self._delayed_update
-        )
-        self._rates.delay()
+    def _mean_loss(self, share: torch.Tensor) -> torch.Tensor:
+        return self.communicator.sum_over_all(share) / self.replicas
 
-    def delayed_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
-        assert self._updates is not None
-        assert self._delayed_passes is not None
-        assert self._delayed_work is not None
-        micro_batches, work = batch.slices[0], self._delayed_work
-        actions = self._updates.steady if work.has_passes_left else self._updates.fill
-        self._begin_passes(micro_batches)
-        self._rates.set(self._set_learning_rate, learning_rate)
-        work.begin_step(batch)
-        self._execute(actions, work)
-        self._context.seeds.move_to(len(micro_batches))
-        work.end_step()
-        self._rates.end_step()
-        self._average_statistics(micro_batches, actions)
-        loss = self.communicator.sum_over_all(self._delayed_passes.share) / self.replicas
-        self._delayed_passes.release_sent()
-        return loss
-
-    def drain_pipeline(self) -> None:
-        work = self._delayed_work
-        if self._updates is None or work is None or not work.has_passes_left:
-            return
-        work.begin_step(None)
-        self._execute(self._updates.drain, work)
-        self.communicator.wait_all_sent()
-        work.end_step()
-
-    def set_group_rates(self, rates: Mapping[int, float]) -> None:
-        self._rates.set(super().set_group_rates, rates)
-
-    def momentum_setter(self) -> Callable[[float], None] | None:
-        set_momentum = super().momentum_setter()
-        return None if set_momentum is None else functools.partial(self._rates.set, set_momentum)
+    def _continued(
+        self, weights: Mapping[str, torch.Tensor], delay: int, layout: str
+    ) -> tuple[ContinuedPasses, WeightVersions]:
+        passes = ContinuedStageWork(self._context, list(weights.values()), self._metrics.train)
+        return passes, TorchWeightVersions(weights, delay, layout)
 
     def _delayed_update(self, is_late: bool, weight: float | None) -> None:
-        """Updates this stage at the rates of the gradients' step; see `Update`. Collective."""
         self._rates.apply(is_late)
         if weight is None:
             self._update_stage()
@@ -233,23 +162,30 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         gradients = [each.grad for each in self.trainer.updated if each.grad is not None]
         if self._topology.copies > 1:
             all_reduce_mean_flat(self.communicator, gradients, 1.0)
-        norm = None
-        if self._spec.clip is not None and self._spec.clip.global_norm is not None:
-            zero = torch.zeros_like(self.trainer.updated[0].flatten()[0])
-            norms = torch.stack([zero, *private_api.foreach_norm(gradients)])
-            square = torch.linalg.vector_norm(norms) ** 2
+        norm = self._norm_to_clip_by(self.trainer.updated)
+        if norm is not None:
+            square = norm**2
             if self._topology.copy:  # the first process with this stage adds it
                 square = torch.zeros_like(square)
             norm = self.communicator.sum_in_replica(square).sqrt()
         self._snapshot_guard.wait_after_forward()
         self.trainer.apply(norm)
 
+    def _norm_to_clip_by(self, weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Global norm of the gradients of weights, any shapes, a scalar; None unless the spec clips by it."""
+        if self._spec.clip is None or self._spec.clip.global_norm is None:
+            return None
+        zero = torch.zeros_like(weights[0].flatten()[0])
+        gradients = [each.grad for each in weights if each.grad is not None]
+        norms = torch.stack([zero, *private_api.foreach_norm(gradients)])
+        return torch.linalg.vector_norm(norms)
+
     def refuses_single_sample(self, batch: Batch) -> str | None:
-        return super().refuses_single_sample(batch) if self._has_all_stages else None
+        return super().refuses_single_sample(batch) if self._has_all_weights else None
 
     def gather_stages(self) -> None:
         self.drain_pipeline()
-        if self._has_all_stages:
+        if self._has_all_weights:
             return
         with torch.no_grad():
             for tensor in self._all_weights().values():
@@ -257,15 +193,11 @@ class PipelineReplicaGroup(TorchReplicaGroup):
                     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
                 source = self._topology.first_of(self._stage_of.get(id(tensor), 0))
                 self.communicator.broadcast_in_replica(tensor, source)
-        self._has_all_stages = True
-
-    def reshard_weights(self) -> None:
-        self.drain_pipeline()
-        self._reshard()
+        self._is_gathered = True
 
     def _reshard(self) -> None:
-        if self._has_all_stages:
-            self._has_all_stages = False
+        if self._has_all_weights:
+            self._is_gathered = False
             self._snapshot_guard.release()
             self._drop_other_stages()
 
@@ -276,49 +208,13 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         return self._executed
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
-        model = self._context.model
-        inputs = model.inputs(batch.slices[0][0].inputs)
-        measure = costs_of if self._lacks_values else None  # which take no time
-        return layer_profiler.profile_calls(model.layer_calls(), inputs, self._passes, measure)
-
-    def _passes(
-        self,
-        compute: layer_profiler.Compute,
-        inputs: Sequence[torch.Tensor],
-        trained: Sequence[Any],
-    ) -> tuple[Callable[[], list[torch.Tensor]], Callable[[], None]]:
-        """Makes the profiler's forward pass, and forward with backward pass; inputs `[samples, ...]`.
-
-        Args:
-            compute: Function of the layer's input tensors.
-            inputs: Input tensors of the layer.
-            trained: Trainable weights of the layer.
-        """
-        leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in inputs]
-
-        def forward() -> list[torch.Tensor]:
-            outputs = [each.detach() for each in compute(*leaves)]
-            self.synchronize_device()
-            return outputs
-
-        def forward_and_backward() -> None:
-            roots = [each for each in compute(*leaves) if each.requires_grad]
-            if roots:
-                torch.autograd.grad(
-                    roots, [*leaves, *trained], list(map(torch.ones_like, roots)), allow_unused=True
-                )
-            self.synchronize_device()
-
-        return forward, forward_and_backward
-
-    def plan_notes(self) -> list[str]:
-        notes = super().plan_notes() + self._context.model.describe(self._topology.stages)
-        return [*notes, _ESTIMATED] if self._lacks_values else notes
-
-    @property
-    def _lacks_values(self) -> bool:
-        """Whether large tensors have no values, as in plans."""
-        return WithoutValues.entered is not None
+        profiler = LayerProfiler(
+            *(self._context, self.trainer, self._metrics, self._norm_to_clip_by),
+            self.synchronize_device,
+        )
+        micro_batch = batch.slices[0][0]
+        # what has no values takes no time
+        return (profiler.estimated if self._lacks_values else profiler.measured)(micro_batch)
 
     def evaluation_step(self, batch: Batch) -> None:
         if self._topology.evaluates(len(self._context.model.chunks)):
@@ -326,10 +222,6 @@ class PipelineReplicaGroup(TorchReplicaGroup):
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.communicator.sum_over_all(tensor)
-
-    @property
-    def is_single_process(self) -> bool:
-        return self.replicas * self._topology.processes == 1
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         maxima = self.communicator.max_over_all(self.tensor(np.array(numbers, np.float64)))
@@ -339,7 +231,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         infos = super().describe_state(kinds, replica=replica)
-        if self._has_all_stages:
+        if self._has_all_weights:
             return infos
         all_weights = self._all_weights()
         return {
@@ -351,7 +243,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         """Whether only other processes hold it: also a weight of another stage, unless gathered. Local."""
         weight = self.trainer.trainable.get(name, self.trainer.frozen.get(name))
         is_elsewhere = (
-            not self._has_all_stages and weight is not None and not self._is_local(weight)
+            not self._has_all_weights and weight is not None and not self._is_local(weight)
         )
         return is_elsewhere or super().is_remote(name)
 
@@ -366,9 +258,6 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         others = {name: value for name, value in state.items() if name not in weights}
         super().write_state(others, replica=replica)
 
-    def has_equal_versions(self) -> bool:
-        return self._versions is not None and self._versions.are_equal
-
     def _execution_state(self) -> dict[str, torch.Tensor]:
         versions = {} if self._versions is None else self._versions.state()
         return super()._execution_state() | versions
@@ -378,10 +267,6 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             self._versions.write(name, value)
         else:
             super()._write_execution_state(name, value)
-
-    def close(self) -> None:
-        self.drain_pipeline()
-        super().close()
 
     def _sections(self) -> dict[StateKind, Section]:
         """State by kind; between steps, of the weights only those of this stage."""
@@ -399,7 +284,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
     def _local_weights(self) -> dict[str, torch.Tensor]:
         """Weights by name, in their shapes, that are up to date in this process."""
         weights = self._all_weights()
-        if self._has_all_stages:
+        if self._has_all_weights:
             return weights
         return {name: tensor for name, tensor in weights.items() if self._is_local(tensor)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from isotrain.adapters.common.pipeline.split_model import (
     PipelineModel,
 )
 from isotrain.adapters.torch.base import gpu
-from isotrain.adapters.torch.base.tensors import restored_after
+from isotrain.adapters.torch.base.private_api import storage_of
+from isotrain.adapters.torch.base.tensors import restored_after, separate_gradients
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.plugin import Pass, Slice, StageWork, Transfer
 
@@ -73,6 +74,7 @@ class PipelineContext:
         model: Split model.
         communicator: Communicator with the other stages.
         loss: Losses of the chunks.
+        weights: Trainable weights of the stage, any shapes.
         statistics: Moving statistics of the stage.
         seeds: Seed generators of the stage.
         known_specs: Empty tensors with the shapes and dtypes of transfers that the receiver knows already.
@@ -81,6 +83,7 @@ class PipelineContext:
     model: PipelineModel
     communicator: PipelineCommunicator
     loss: PipelineLosses
+    weights: Sequence[torch.Tensor]
     statistics: Sequence[torch.Tensor]
     seeds: StageSeeds
     known_specs: dict[TransferKey, list[torch.Tensor]] = field(default_factory=dict)
@@ -168,10 +171,15 @@ class TorchStageWork(StageWork):
         ]
         if activations.loss.requires_grad:
             pairs.append((activations.loss, None))
+        without = [each for each in self._context.weights if each.grad is None]
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
+            separate_gradients(self._context.weights)
+        gradients = [each.grad for each in without if each.grad is not None]
+        # one that autograd gave the same memory is added to in place, maybe while that is sent
+        taken = {storage_of(each) for each in gradients if each.layout == torch.strided}
         return [
-            torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            _apart(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, taken)
             for leaf in activations.inputs
             if leaf.requires_grad
         ]
@@ -220,3 +228,8 @@ class TorchStageWork(StageWork):
 
     def _input_device(self) -> torch.device:
         return next(iter(self._context.model.inputs(self._micro_batches[0].inputs).values())).device
+
+
+def _apart(gradient: torch.Tensor, taken: Collection[Hashable]) -> torch.Tensor:
+    """A gradient of any shape, or a copy where its storage is among those taken."""
+    return gradient.clone() if storage_of(gradient) in taken else gradient

@@ -34,7 +34,7 @@ class SliceWeights:
         communicator: Communicator,
         local: bool = False,
         is_padding_deferred: bool = False,
-        rows: int | None = None,
+        part_counts: Sequence[int] | None = None,
     ) -> None:
         """Prepares a step.
 
@@ -44,14 +44,15 @@ class SliceWeights:
             communicator: Communicator of the replica.
             local: Whether gradients are those of this replica's mean loss, not of the global one.
             is_padding_deferred: Whether to correct for padding after the all-reduce of gradients and loss.
-            rows: Largest number of slices of a replica, where the slices' weights add up to 1 over all
-                replicas, and are added in the order of the slices; None: they are added natively.
+            part_counts: Number of slices of each replica, where the slices' weights add up to 1 over all
+                replicas, and are added in the order of the slices. Slices beyond it count in no sum. None:
+                all count, and are added natively.
         """
         self.micro_batches = micro_batches
         self._trainer = trainer
         self._communicator = communicator
         self._local = local
-        self._rows = rows
+        self._part_counts = part_counts
         self.is_padding_deferred = (is_padding_deferred or local) and trainer.may_ignore_padding
         self.weight = (
             micro_batches[0].weight
@@ -140,10 +141,11 @@ class SliceWeights:
 
         Weights that add up to 1 make means, and not sums.
         """
-        if self._rows is None:
+        if self._part_counts is None:
             return self._communicator.all_reduce(values.sum(0), op)
-        padded = values.new_zeros((self._rows, *values.shape[1:]))
-        padded[: len(values)] = values
+        count = self._part_counts[self._communicator.rank]
+        padded = values.new_zeros((max(self._part_counts), *values.shape[1:]))
+        padded[:count] = values[:count]
         by_replica = self._communicator.all_gather(padded)
         return functools.reduce(operator.add, by_replica.flatten(0, 1))
 

@@ -22,6 +22,7 @@ from isotrain.adapters.torch.base.freed_memory import keep_freed_memory
 from isotrain.adapters.torch.base.profiler import start_profile
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restore, restored_after, to_numpy
+from isotrain.adapters.torch.base.without_values import lacks_values
 from isotrain.adapters.torch.comm.base import Communicator, Wait, all_reduce_mean_flat
 from isotrain.adapters.torch.comm.late_mean import LateMeans, LateScalar, followed_by
 from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
@@ -180,7 +181,8 @@ class TorchReplicaGroup(ReplicaGroup):
         """Tensor on the device, of an array's shape and dtype."""
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         if self._is_cpu:
-            return tensor if self._parts is None else tensor.clone()
+            is_part = self._parts is not None and tensor.data_ptr() % _ALIGNMENT
+            return tensor.clone() if is_part else tensor  # bits may depend on how memory is aligned
         return gpu.copy_from_host(tensor, self._device)
 
     def set_frozen(self, names: Collection[str]) -> None:
@@ -216,7 +218,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return wait_and_finalize
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
-        self._set_learning_rate(learning_rate)
+        self._set_rate(learning_rate)
         self.trainer.begin_step()
         self.trainer.step.set_batch(batch)
         if (warm_up := self.communicator.warm_up()) is not None:
@@ -326,13 +328,13 @@ class TorchReplicaGroup(ReplicaGroup):
         self.trainer.backward(loss)
         return _add(before, share)
 
-    def _set_learning_rate(self, rate: float) -> None:
+    def _set_rate(self, rate: float) -> None:
         if rate != self._rate:
             self.trainer.set_learning_rate(rate)
             self._rate = rate
 
     def local_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
-        self._set_learning_rate(learning_rate)
+        self._set_rate(learning_rate)
         self.trainer.step.set_batch(batch)
         slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator, local=True)
         with self.trainer.step.local():
@@ -391,8 +393,9 @@ class TorchReplicaGroup(ReplicaGroup):
         trainer = self.trainer
         trainer.begin_step()
         trainer.step.set_batch(batch)
-        rows = max(batch.part_counts)
-        slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator, rows=rows)
+        slice_weights = SliceWeights(
+            batch.slices[0], trainer, self.communicator, part_counts=batch.part_counts
+        )
         statistics = trainer.changing_statistics()
         counters = [each for each in trainer.frozen.values() if not each.is_floating_point()]
         before = [each.clone() for each in (*statistics, *counters)]
@@ -418,6 +421,12 @@ class TorchReplicaGroup(ReplicaGroup):
                 self.evaluation_step(replace(batch, slices=((micro_batch,),)))
                 yield [added()]
 
+    def accumulate(
+        self, sums: Sequence[torch.Tensor], addends: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        private_api.foreach_add_(sums, addends)
+        return sums
+
     def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[torch.Tensor]]) -> None:
         statistics = self.trainer.changing_statistics() if phase == "train" else []
         added = sums[0][len(statistics) :]
@@ -431,7 +440,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def apply_gradients(
         self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float
     ) -> None:
-        self._set_learning_rate(learning_rate)
+        self._set_rate(learning_rate)
         frozen = self.trainer.session_frozen
         scaled = private_api.foreach_mul(list(gradients[0]), self.trainer.loss_scale())
         for (name, weight), gradient in zip(self.trainer.trainable.items(), scaled, strict=True):
@@ -495,7 +504,7 @@ class TorchReplicaGroup(ReplicaGroup):
         learning_rate: float,
         norms: Sequence[torch.Tensor] | None,
     ) -> None:
-        self._set_learning_rate(learning_rate)
+        self._set_rate(learning_rate)
         for parameter, gradient in zip(self.trainer.updated, gradients[0], strict=True):
             parameter.grad = gradient
         self._snapshot_guard.wait_after_forward()
@@ -759,7 +768,7 @@ class TorchReplicaGroup(ReplicaGroup):
 def _align(tensors: Iterable[torch.Tensor]) -> None:
     """Moves tensors, any shapes, to addresses as torch allocates: matrix kernels add by alignment."""
     for tensor in tensors:
-        if tensor.data_ptr() % _ALIGNMENT:
+        if not lacks_values(tensor) and tensor.data_ptr() % _ALIGNMENT:
             tensor.data = tensor.data.clone()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -77,6 +77,28 @@ class ShardedReplicaGroup(TorchReplicaGroup):
         if self.statistics:
             all_reduce_mean_flat(self.communicator, self.statistics, slice_weights.weight)
         return mean()
+
+    def part_sums(self, batch: Batch) -> Iterator[list[list[torch.Tensor]]]:
+        """As of a group whose weights are whole: they are gathered once, for all parts. Collective.
+
+        Replicas may have different numbers of parts, between which they exchange nothing; and gradients of
+        parts are whole too, and more than the weights.
+        """
+        self.unshard_weights()
+        yield from super().part_sums(batch)
+
+    def apply_gradients(
+        self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float
+    ) -> None:
+        """Updates this replica's shards, with the bits of an update of whole weights. Local."""
+        self.reshard_weights()
+        weights, whole = self._weights, gradients[0]
+        shards = [
+            weights.local_shard_of(index, each).clone(memory_format=torch.contiguous_format)
+            for index, each in enumerate(whole)
+        ]
+        with weights.norms_of(whole):
+            self.update_shard([shards], learning_rate, None)
 
     def reshard_weights(self) -> None:
         if self._weights.is_unsharded:

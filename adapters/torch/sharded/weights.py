@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -140,6 +141,7 @@ class ShardedWeights:
         self._gathered: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._gathered_unit: int | None = None
         self._is_unsharded = True
+        self._whole: Sequence[torch.Tensor] | None = None
         self.absent: dict[Hashable, int] = {}
         self.local_shards = [
             spec.split(weight.detach())[self._shard_index].clone(
@@ -267,12 +269,27 @@ class ShardedWeights:
 
     def norms(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """L2 norms, scalars, of the unsharded tensors, from this replica's shards. Collective."""
+        if self._whole is not None:
+            return list(private_api.foreach_norm([each.contiguous() for each in self._whole]))
         squares = torch.stack([each.square().sum() for each in tensors])
         if self._shard_groups:
             total = self._communicator.all_reduce_within(squares, self._shard_groups)
         else:
             total = self._communicator.all_reduce(squares, "sum")
         return list(total.sqrt().unbind())
+
+    @contextlib.contextmanager
+    def norms_of(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Context in which `norms` returns those of unsharded tensors, with the bits of their norms. Local.
+
+        Args:
+            tensors: The tensors whose shards `norms` is given, in the shapes of the weights.
+        """
+        self._whole = tensors
+        try:
+            yield
+        finally:
+            self._whole = None
 
     def _run_collective(
         self, call: CollectiveCall, index: int, gradients: list[torch.Tensor] | None = None

@@ -73,6 +73,11 @@ _KINDS: Mapping[str, tuple[type[nn.Module], ...]] = {
     "sequence-colwise-logits": (nn.Linear,),
 }
 """Kinds of modules that each style is for."""
+_SHAPES_COMPARED = (
+    "tensor: a plan compares the model with cut modules with the uncut one by the shapes of outputs alone. A"
+    " run compares numbers, random draws and gradients when it starts, and may refuse the layers"
+)
+"""Plan note of a process that stands for all."""
 
 
 class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
@@ -132,6 +137,8 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
             self.cut_notes += [
                 f"tensor: metrics ({', '.join(names)}) take whole logits, which the parts gather"
             ]
+        if communicator.stands_for_all:
+            self.cut_notes += [_SHAPES_COMPARED]
         self._build_optimizer(trainable)
         if isinstance(self.optimizer, Lamb):
             self.optimizer.norms = self._norms_of_weight
@@ -243,6 +250,8 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
     def check_cuts(self, inputs: Any) -> None:
         """Compares the model with the uncut one on a micro-batch, at the first call. Collective.
 
+        A process that stands for all, which computes no sums of parts, compares shapes alone.
+
         Raises:
             SpecError: It computes something else, draws other random numbers, or has other gradients.
         """
@@ -260,12 +269,15 @@ class NativeTensorParallelTrainer(TensorParallelTrainer, NativeTrainer):
                 received = self._run(self.model, weights, {}, inputs)
         except RuntimeError as error:
             raise self._misfit(error) from error
-        if difference := expected.difference(received, self._autocast_dtype):
+        stands_for_all = self._communicator.stands_for_all
+        if difference := expected.difference(received, self._autocast_dtype, shapes=stands_for_all):
             raise SpecError(
                 f"strategy tensor: layers: the model with cut modules {difference} than the uncut one. The"
                 " outputs of a colwise module go, through elementwise operations and torch.nn.Dropout alone,"
                 " to a rowwise one; others are gathered by colwise-gather."
             )
+        if stands_for_all:
+            return
         if wrong := expected.wrong_gradients(
             received, self._autocast_dtype, self.trainable, self._mean_in_replica
         ):

@@ -15,7 +15,11 @@ from isotrain.adapters.common.objective import frozen_specs
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.base.without_values import WithoutValues
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer, UpdateSwitch
-from isotrain.adapters.torch.trainer.modules import ModelDict, without_wrappers
+from isotrain.adapters.torch.trainer.modules import (
+    ModelDict,
+    require_separate_memory,
+    without_wrappers,
+)
 from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.plugin import FrozenModel, SpecError, TrainingSpec
 
@@ -25,12 +29,21 @@ def build_model(spec: TrainingSpec) -> Any:
 
     A torch module draws its initial weights on the CPU: a seed gives the same ones whatever device trains
     them. Its weights have the names that they have without `torch.compile` and `DataParallel`.
+
+    Raises:
+        SpecError: Two parameters of a torch module share memory.
     """
     function = spec_components.resolve_for_framework(spec.model, "torch", "model")
     model = _build_seeded(spec, function)
     if isinstance(model, dict):
-        return {name: without_wrappers(each) for name, each in model.items()}
-    return without_wrappers(model)
+        models = {name: without_wrappers(each) for name, each in model.items()}
+        modules = {name: each for name, each in models.items() if isinstance(each, nn.Module)}
+        require_separate_memory(nn.ModuleDict(modules))
+        return models
+    model = without_wrappers(model)
+    if isinstance(model, nn.Module):
+        require_separate_memory(model)
+    return model
 
 
 def build_frozen(spec: TrainingSpec, device: torch.device) -> dict[str, Callable[..., Any]]:

@@ -29,7 +29,12 @@ from isotrain.adapters.keras.random_layers import draw_by_sample
 from isotrain.adapters.keras.standalone_generators import standalone_generators
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
-from isotrain.adapters.torch.base.tensors import overwrite, restored_after
+from isotrain.adapters.torch.base.tensors import (
+    make_contiguous,
+    overwrite,
+    restored_after,
+    separate_gradients,
+)
 from isotrain.adapters.torch.graph.metrics.phase_metrics import CapturedMetrics
 from isotrain.adapters.torch.graph.replay import GraphCache, eager_note
 from isotrain.adapters.torch.graph.trace import Compute
@@ -88,6 +93,8 @@ class KerasTrainer(ReplicaTrainer):
         self._tensors = {name: variable.value for name, variable in self._by_name.items()}
         trainable = names[: len(model.trainable_variables)]
         self.trainable = {name: self._tensors[name] for name in trainable}
+        if spec.reproducible:
+            make_contiguous(self.trainable, self._tensors.values())
         per_replica = {
             name: self._by_name[name]
             for name in spec.per_replica_names(trainable, names[len(trainable) :])
@@ -343,6 +350,7 @@ class KerasTrainer(ReplicaTrainer):
         if self._scale is not None:
             loss = self.optimizer.scale_loss(loss)
         loss.backward()
+        separate_gradients(self.trainable.values())
 
     def loss_scale(self) -> float:
         return 1.0 if self._scale is None else float(self._scale)

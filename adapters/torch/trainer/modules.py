@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch.nn.parameter import is_lazy
 from isotrain.adapters.common.outputs import no_single_model_error
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.batch_norm import is_local
+from isotrain.adapters.torch.base.tensors import share_elements
+from isotrain.adapters.torch.base.without_values import lacks_values
 from isotrain.plugin import LayerTrait, SpecError, Trait
 
 _LIGHTNING_METHODS = ("training_step", "validation_step", "configure_optimizers")
@@ -248,6 +250,41 @@ def require_no_inference_tensors(model: nn.Module) -> None:
             f"model: {', '.join(names)}: made under torch.inference_mode(), so torch cannot train it. Build"
             " the model outside of it, or under torch.no_grad()."
         )
+
+
+def require_separate_memory(model: nn.Module) -> None:
+    """Refuses two parameters of a module, any shapes, that have elements of memory in common.
+
+    Each would be updated by its own gradient alone where updates are sharded or computed by a server, and by
+    both elsewhere; moved to another device, they are no longer tied.
+
+    Raises:
+        SpecError: There are two, of which one is trained.
+    """
+    by_storage: dict[Hashable, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter) or lacks_values(parameter):
+            continue
+        if type(parameter.data) is torch.Tensor and parameter.layout == torch.strided:
+            storage = private_api.storage_of(parameter.data)
+            by_storage.setdefault(storage, []).append((name, parameter))
+    for group in by_storage.values():
+        ends: list[tuple[int, str, nn.Parameter]] = []
+        for name, parameter in sorted(group, key=lambda each: each[1].storage_offset()):
+            start = parameter.storage_offset()
+            ends = [each for each in ends if each[0] > start]
+            for _, other, earlier in ends:
+                is_trained = parameter.requires_grad or earlier.requires_grad
+                if is_trained and share_elements(parameter, earlier):
+                    first, second = sorted([other, name])
+                    raise SpecError(
+                        f"model: {first} and {second} are two parameters in the same memory. Use one"
+                        f" parameter in both places (`a.weight = b.weight`), or give {second} memory of its"
+                        " own: torch.nn.Parameter(x.clone())."
+                    )
+            steps = zip(parameter.shape, parameter.stride(), strict=True)
+            extent = 1 + sum((size - 1) * stride for size, stride in steps)
+            ends.append((start + extent, name, parameter))
 
 
 def tied_names(model: nn.Module) -> dict[str, tuple[str, ...]]:

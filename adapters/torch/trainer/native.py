@@ -21,6 +21,7 @@ from isotrain.adapters.torch.base.batch_norm import normalize_ghost_batches, nor
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.random_layers import draw_by_sample
 from isotrain.adapters.torch.base.recompute import recompute
+from isotrain.adapters.torch.base.tensors import make_contiguous, separate_gradients
 from isotrain.adapters.torch.loss.objective import objective_computer
 from isotrain.adapters.torch.loss.total import TotalLoss
 from isotrain.adapters.torch.metrics.base import Metric
@@ -81,6 +82,8 @@ class NativeTrainer(ReplicaTrainer):
         self.frozen_models = frozen
         self._take_model(spec, model, device)
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if spec.reproducible:
+            make_contiguous(self.trainable, [*model.parameters(), *model.buffers()])
         if not spec.updates:
             self._take_update(spec, self.trainable)
 
@@ -340,6 +343,7 @@ class NativeTrainer(ReplicaTrainer):
 
     def backward(self, loss: torch.Tensor) -> None:
         (self._scaler.scale(loss) if self._scales_loss else loss).backward()
+        separate_gradients(self.trainable.values())
 
     def loss_scale(self) -> float:
         return self._scaler.get_scale()

@@ -28,7 +28,7 @@ def trained(comparison: ComparisonRecord) -> str:
         parts.append(f"global batches of {text_of(batch)}")
     if precision := spec.get("precision", plan.get("precision")):
         parts.append(str(precision))
-    return f"Trained was {spec.get('model', comparison.name)}: {', '.join(parts)}."
+    return f"Trained model: {spec.get('model', comparison.name)}; {', '.join(parts)}."
 
 
 def command(comparison: ComparisonRecord) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from isotrain.core.cli.argument_types import RUN_HELP, non_negative_int, run_location
 from isotrain.core.cli.command import Command
@@ -77,36 +79,91 @@ def _raise_no_log(folder: Path, rank: int) -> None:
 
 
 def join(options: argparse.Namespace) -> None:
-    """Adds a replica to a running elastic run, and waits until it has joined."""
+    """Adds a replica to a running elastic run.
+
+    Waits until it has joined; where the run's processes were started from outside, this process is the
+    replica, and trains until the run ends.
+    """
     from isotrain.core.launching.run_directory.run_directory import RunDirectory
-    from isotrain.core.launching.supervision.join_requests import request_join
 
     directory = RunDirectory.reopen(options.run)
-    rank = None
     try:
-        for answer in request_join(directory.path):
-            if "refused" in answer:
-                raise IsotrainError(f"{options.run}: no replica joins: {answer['refused']}.")
-            if "failed" in answer:
-                raise IsotrainError(f"{options.run}: {answer['failed']}")
-            if "joined" in answer:
-                _say_joined(answer, options)
-                return
-            rank = answer["starts"]
-            if not options.json:
-                print(f"rank {rank} starts", flush=True)
-    except OSError:
-        raise IsotrainError(_why_none_joins(directory)) from None
+        _request_replica(directory.path, options)
+        return
+    except OSError:  # no run of this machine takes requests there
+        rank_zero = _directory_of_rank_zero(directory.path)
+    if rank_zero is None:
+        raise IsotrainError(_why_none_joins(directory))
+    _join_from_here(rank_zero, options)
+
+
+def _request_replica(run_directory: Path, options: argparse.Namespace) -> None:
+    """Has a run of this machine start a replica, and waits until it has joined.
+
+    Raises:
+        OSError: No such run listens.
+    """
+    from isotrain.core.launching.supervision.join_requests import request_join
+
+    rank = None
+    for answer in request_join(run_directory):
+        if "refused" in answer:
+            raise IsotrainError(f"{options.run}: no replica joins: {answer['refused']}.")
+        if "failed" in answer:
+            raise IsotrainError(f"{options.run}: {answer['failed']}")
+        if "joined" in answer:
+            _say_joined(answer, options)
+            return
+        rank = answer["starts"]
+        if not options.json:
+            print(f"rank {rank} starts", flush=True)
     newcomer = "a replica" if rank is None else f"rank {rank}"
     raise IsotrainError(f"{options.run}: the run has ended before {newcomer} joined it.")
 
 
-def _say_joined(answer: Mapping[str, Any], options: argparse.Namespace) -> None:
+def _directory_of_rank_zero(run_directory: Path) -> Path | None:
+    """Run directory of rank 0 where processes join; None if there is none.
+
+    Where a launcher has started the ranks, it is in the run's directory. A start that was killed leaves its
+    file behind, so that the newest one counts.
+    """
+    from isotrain.core.launching.run_directory.run_directory import JOIN_FILE
+
+    files = [*run_directory.glob(JOIN_FILE), *run_directory.glob(f"launcher/*/{JOIN_FILE}")]
+    with contextlib.suppress(FileNotFoundError):  # the run has just ended
+        newest = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+        return None if newest is None else newest.parent
+    return None
+
+
+def _join_from_here(run_directory: Path, options: argparse.Namespace) -> None:
+    """Trains in this process as a replica of a run, until its end."""
+    from isotrain.core.rendezvous.joining_rank import join_run
+
+    # the process's own output goes to the run's logs
+    with open(os.dup(1), "w", encoding="utf-8") as output:
+
+        def say(answer: Mapping[str, Any]) -> None:
+            if "joined" in answer:
+                _say_joined(answer, options, output)
+            elif "starts" in answer and not options.json:
+                print(f"rank {answer['starts']} starts", file=output, flush=True)
+
+        join_run(run_directory, say)
+        if not options.json:
+            print("the run has ended", file=output)
+
+
+def _say_joined(
+    answer: Mapping[str, Any], options: argparse.Namespace, file: IO[str] | None = None
+) -> None:
     rank, done, replicas = (answer[name] for name in ("joined", "done", "replicas"))
     if options.json:
-        print(json_page({"format": FORMAT, "rank": rank, "done": done, "replicas": replicas}))
+        fields = {"format": FORMAT, "rank": rank, "done": done, "replicas": replicas}
+        print(json_page(fields), file=file, flush=True)
         return
-    print(f"rank {rank} has joined: {counted(replicas, 'replica')} go on after step {done}")
+    text = f"rank {rank} has joined: {counted(replicas, 'replica')} go on after step {done}"
+    print(text, file=file, flush=True)
 
 
 def _why_none_joins(directory: RunDirectory) -> str:
@@ -176,11 +233,14 @@ examples:
 JOIN = Command(
     "join",
     "add a replica to a running elastic run",
-    "Adds a replica to a running run of this machine whose spec has `elastic`, up to\n"
-    "`elastic.max` replicas, and waits until it has joined.",
+    "Adds a replica to a running run whose spec has `elastic`, up to `elastic.max` replicas.\n"
+    "On this machine the run starts the replica, and the command waits until it has joined.\n"
+    "Under SLURM, Ray or a script of yours the command is the replica: start it on the\n"
+    "host that is to join. It trains until the run ends.",
     """\
 examples:
   isotrain join last
+  srun --ntasks 1 isotrain join /shared/runs/digits
   isotrain join digits-20260102-030405 --json""",
     add_arguments=_add_join_arguments,
     module=__name__,

@@ -10,6 +10,7 @@ from isotrain.core.contracts.backend.capabilities import (
     REPLICATED_CAPABILITIES,
     Availability,
     Capabilities,
+    Capability,
     Examination,
 )
 from isotrain.core.contracts.plan import DeviceKind, StartMethod
@@ -170,8 +171,12 @@ class Adapter(ABC):
             )
         return None
 
-    def why_not_elastic(self) -> str | None:
-        """Reason why processes cannot go on in a new process group when another is lost; None: they can."""
+    def why_not_elastic(self, requires: frozenset[Capability]) -> str | None:
+        """Reason why processes cannot go on in a new process group when another is lost; None: they can.
+
+        Args:
+            requires: Capabilities that the run's strategy requires.
+        """
         return "its processes cannot leave a process group that has lost a member, and join another"
 
     def interrupt_group(self) -> None:  # noqa: B027  # doing nothing is a fine choice

@@ -166,7 +166,8 @@ RECORDED = "recorded"
 class RecordingBackend(Protocol):
     """Adapter that can start rank 0 of a run alone, by the collective `RECORDED`, to count what it sends.
 
-    Its process is as in a run, but for values: those of the other processes are taken to be its own.
+    Its process is as in a run, but for values: those of the other processes are taken to be its own. The
+    coordinator of a parameter-server run, if there are such, is a `recorded_coordinator_group`.
     """
 
     def recorded_messages(self) -> AbstractContextManager[Sequence[Message]]:

@@ -70,7 +70,10 @@ class PipelineGroup(Protocol):
         """All-gathers a pipeline's weights: every process gets the current ones of all stages. Collective."""
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
-        """Times the layers of all pipeline stages on a micro-batch. Local; called before the first step."""
+        """Times layers, loss and update of all stages on a micro-batch. Local; before the first step.
+
+        Where values lack, as in plans, the times of the layers are estimated and the others are 0.
+        """
 
 
 @runtime_checkable
@@ -364,7 +367,8 @@ class OrderedSumsGroup(Protocol):
 
         Args:
             batch: Micro-batches whose weights are fractions of the global batch; `part_counts` says how many
-                of them each replica of the run has.
+                of them each replica of the run has. All may have one more, the same one, to compare their
+                bits: it is computed like the others, and does not count in denominators of losses.
 
         Yields:
             For each micro-batch in turn, for each local replica, tensors to be summed over all micro-batches
@@ -378,6 +382,17 @@ class OrderedSumsGroup(Protocol):
 
         Yields:
             For each micro-batch in turn, for each local replica, tensors as in `part_sums`.
+        """
+
+    def accumulate(self, sums: Sequence[Tensor], addends: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Adds each of the addends to the sum at its position. Local.
+
+        Args:
+            sums: Tensors of any shapes and dtypes, each in memory of its own.
+            addends: Tensors of the same shapes and dtypes. Neither they nor the old sums are read again.
+
+        Returns:
+            The new sums, with the bits of `sum + addend`, maybe in the memory of `sums`.
         """
 
     def add_part_sums(self, phase: Phase, sums: Sequence[Sequence[Tensor]]) -> None:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from isotrain.core.contracts.backend.computations import flatten, unflatten
-from isotrain.core.contracts.backend.replica import Replica, Tensor
+from isotrain.core.contracts.backend.computations import unflatten
+from isotrain.core.contracts.backend.replica import Replica, Tensor, TensorFunctions, spans_of_range
 from isotrain.core.data.sampler import equal_part_counts, part_bounds
 
-_SMALL = 1 << 12
+SMALL = 1 << 12
 """Elements up to which vectors are all-gathered, and every replica adds all of them."""
 LARGE = 1 << 24
 """Elements from which on vectors are sent by `_TRANSFERS`: fewer bytes, in more and smaller messages."""
+BLOCK = 1 << 21
+"""Elements that are sent and added at a time: of longer vectors, each would take new pages of memory."""
 Subtree = tuple[int, int]
 """First part and number of parts."""
 _SPANS: list[list[Subtree]] = [[(0, 2), (2, 1)], [(3, 1), (4, 2)], [(6, 2)]]
@@ -56,6 +58,11 @@ more rounds idle: with the fewest rounds that gain anything, 7, it is 1.35 times
 """
 
 
+def _added(sums: Sequence[Tensor], addends: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Sums of the tensors of both sequences, each in memory of its own."""
+    return list(map(operator.add, sums, addends))
+
+
 class SumTree:
     """Binary tree over consecutive parts, built from left to right: halves of a subtree are added.
 
@@ -63,8 +70,16 @@ class SumTree:
         subtrees: First part, number of parts, and sums of tensors of the largest subtrees so far.
     """
 
-    def __init__(self) -> None:
-        """Starts without parts."""
+    def __init__(
+        self, add: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]] = _added
+    ) -> None:
+        """Starts without parts.
+
+        Args:
+            add: Function that adds each tensor of the second sequence to that of the first one. It may do so
+                in place: a subtree is added once, and its tensors have memory of their own.
+        """
+        self._add = add
         self.subtrees: list[tuple[int, int, Sequence[Tensor]]] = []
 
     def add(self, first: int, count: int, sums: Sequence[Tensor]) -> None:
@@ -74,7 +89,7 @@ class SumTree:
             if left_count != count or left_first % (2 * count):
                 break
             self.subtrees.pop()
-            sums = list(map(operator.add, left, sums))
+            sums = self._add(left, sums)
             first, count = left_first, 2 * count
         self.subtrees.append((first, count, sums))
 
@@ -107,55 +122,76 @@ def sum_over_replicas(
     Returns:
         Sums over all parts, in the shapes and dtypes of `sums[0]`, equal to the bit on all replicas.
     """
-    spans = subtrees_of_replicas(static)
+    if replica.replicas == 1:
+        return list(sums[0])
+    ops, spans = replica.ops, subtrees_of_replicas(static)
     rows = sums[: len(spans[replica.index])]
     totals = list(rows[0])
-    if replica.replicas == 1:
-        return totals
     for dtype in dict.fromkeys(tensor.dtype for tensor in totals):
         indices = [index for index, tensor in enumerate(totals) if tensor.dtype == dtype]
         likes = [totals[index] for index in indices]
         length = sum(math.prod(tensor.shape) for tensor in likes)
-        padding = replica.ops.zeros((-length % math.lcm(replica.replicas, _SEGMENTS),), dtype)
+        padding = ops.zeros((-length % math.lcm(replica.replicas, _SEGMENTS),), dtype)
         vectors = [
-            flatten(replica.ops, [*(row[index] for index in indices), padding]) for row in rows
+            [*(ops.reshape(row[index], (-1,)) for index in indices), padding] for row in rows
         ]
-        total = _sum_of_vectors(replica, vectors, spans)[:length]
-        for index, tensor in zip(indices, unflatten(replica.ops, total, likes), strict=True):
+        total = _sum_of_vectors(replica, vectors, length + padding.shape[0], spans)[:length]
+        for index, tensor in zip(indices, unflatten(ops, total, likes), strict=True):
             totals[index] = tensor
     return totals
 
 
 def _sum_of_vectors(
-    replica: Replica, vectors: Sequence[Tensor], spans: Sequence[Sequence[Subtree]]
+    replica: Replica,
+    vectors: Sequence[Sequence[Tensor]],
+    length: int,
+    spans: Sequence[Sequence[Subtree]],
 ) -> Tensor:
     """Sum of the vectors of all subtrees of all replicas. Collective.
 
-    They have one dtype, and one length, which is a multiple of the number of replicas and of `_SEGMENTS`.
-
     Each replica gets a segment of all vectors, adds these, and sends the others its segment of the sum. With
     one subtree for each replica that is as many bytes as a ring all-reduce sends.
+
+    Args:
+        replica: The replica that runs this computation.
+        vectors: Vector of each subtree of this replica, as consecutive pieces of one dtype.
+        length: Length of each vector, a multiple of the number of replicas and of `_SEGMENTS`.
+        spans: Subtrees of each replica.
     """
-    ops, replicas, length = replica.ops, replica.replicas, vectors[0].shape[0]
+    ops, replicas = replica.ops, replica.replicas
     if _is_by_transfers(length, spans):
-        return _sum_by_transfers(replica, vectors)
+        return _sum_by_transfers(replica, vectors, length // _SEGMENTS)
     depth = max(map(len, spans))
+    rows = [*vectors, *[vectors[0]] * (depth - len(vectors))]  # repeated ones are not added
+    if length <= SMALL:
+        gathered = replica.all_gather(ops.concatenate([piece for row in rows for piece in row]))
+        return _finished(ops.reshape(gathered, (replicas, depth, -1)), spans)
     segment = length // replicas
-    rows = [*vectors, *[ops.zeros_like(vectors[0])] * (depth - len(vectors))]
-    if length <= _SMALL:
-        gathered = ops.reshape(replica.all_gather(ops.concatenate(rows)), (replicas, depth, -1))
-        return _finished(gathered, spans)
-    received: dict[int, Tensor] = {}
-    for shift in range(replicas):
-        destinations = [(index + shift) % replicas for index in range(replicas)]
-        start = destinations[replica.index] * segment
-        blocks = [row[start : start + segment] for row in rows]
-        block = ops.concatenate(blocks) if depth > 1 else blocks[0]
-        if shift:
-            block = replica.send_receive(block, destinations)
-        received[(replica.index - shift) % replicas] = ops.reshape(block, (depth, segment))
-    sums = replica.all_gather(_finished(received, spans))
-    return ops.reshape(sums, (length,))
+    sums = []
+    for start in range(0, segment, BLOCK):
+        stop = min(start + BLOCK, segment)
+        received: dict[int, Tensor] = {}
+        for shift in range(replicas):
+            destinations = [(index + shift) % replicas for index in range(replicas)]
+            first = destinations[replica.index] * segment
+            blocks = [_slice(ops, row, first + start, first + stop) for row in rows]
+            block = _joined(ops, blocks)
+            if shift:
+                block = replica.send_receive(block, destinations)
+            received[(replica.index - shift) % replicas] = ops.reshape(block, (depth, -1))
+        sums.append(_finished(received, spans))
+    return replica.all_gather_shards(_joined(ops, sums), [segment] * replicas)
+
+
+def _slice(ops: TensorFunctions, pieces: Sequence[Tensor], start: int, stop: int) -> Tensor:
+    """Elements from `start` to `stop` of a vector that consists of pieces; copied if they are in several."""
+    spans = spans_of_range([piece.shape[0] for piece in pieces], start, stop)
+    return _joined(ops, [pieces[index][first:end] for index, first, end in spans])
+
+
+def _joined(ops: TensorFunctions, vectors: Sequence[Tensor]) -> Tensor:
+    """Concatenation of vectors; of one, itself."""
+    return ops.concatenate(vectors) if len(vectors) > 1 else vectors[0]
 
 
 def _is_by_transfers(length: int, spans: Sequence[Sequence[Subtree]]) -> bool:
@@ -163,12 +199,11 @@ def _is_by_transfers(length: int, spans: Sequence[Sequence[Subtree]]) -> bool:
     return spans == _SPANS and length >= LARGE
 
 
-def _sum_by_transfers(replica: Replica, vectors: Sequence[Tensor]) -> Tensor:
-    """Sum of the vectors of all subtrees of 3 replicas, in fewer bytes. Collective."""
-    size = vectors[0].shape[0] // _SEGMENTS
+def _sum_by_transfers(replica: Replica, vectors: Sequence[Sequence[Tensor]], size: int) -> Tensor:
+    """Sum of the vectors of all subtrees of 3 replicas, in fewer bytes: segments of one size. Collective."""
     held: list[dict[Subtree, Tensor]] = [
         {
-            subtree: vector[segment * size : (segment + 1) * size]
+            subtree: _slice(replica.ops, vector, segment * size, (segment + 1) * size)
             for subtree, vector in zip(_SPANS[replica.index], vectors, strict=True)
         }
         for segment in range(_SEGMENTS)
@@ -182,13 +217,16 @@ def _sum_by_transfers(replica: Replica, vectors: Sequence[Tensor]) -> Tensor:
     return replica.ops.concatenate([_subtree_sum(each, (0, 8)) for each in held])
 
 
-def _subtree_sum(sums: Mapping[Subtree, Tensor], subtree: Subtree) -> Tensor:
-    """Sum of a subtree, from the sums of itself or of smaller ones: vectors of one length."""
-    if subtree in sums:
-        return sums[subtree]
-    first, count = subtree
-    half = count // 2
-    return _subtree_sum(sums, (first, half)) + _subtree_sum(sums, (first + half, half))
+def _subtree_sum(sums: dict[Subtree, Tensor], subtree: Subtree) -> Tensor:
+    """Sum of a subtree: vectors of one length. If it is not in `sums` yet, it replaces its halves there."""
+    if subtree not in sums:
+        first, count = subtree
+        half = count // 2
+        halves = (first, half), (first + half, half)
+        sums[subtree] = operator.add(*(_subtree_sum(sums, each) for each in halves))
+        for each in halves:
+            del sums[each]
+    return sums[subtree]
 
 
 def _finished(rows: Tensor, spans: Sequence[Sequence[Subtree]]) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import signal
 import threading
@@ -14,24 +13,12 @@ from typing import IO
 
 import psutil
 
-from isotrain.core.contracts.membership import Membership
-from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.reporter import (
-    PAGE_BYTES,
-    Status,
-    accepts_requests,
-    acknowledge,
-    allow_exit,
-    publish_membership,
-    read_status,
-    request_checkpoint,
-    request_regroup,
-    request_stop,
-    void_group,
-)
+from isotrain.core.contracts.process import Address, ProcessContext
+from isotrain.core.contracts.reporter import Status
 from isotrain.core.launching.forkserver.process_handle import ProcessArgs, ProcessHandle
 from isotrain.core.launching.forkserver.process_starter import ProcessStarter
 from isotrain.core.launching.processes.process_tree import run_processes
+from isotrain.core.launching.processes.status_page import StatusPage
 from isotrain.core.launching.run_directory.pipes import LineReader
 from isotrain.core.launching.run_directory.run_directory import rank_log
 from isotrain.core.system.deadline import Deadline
@@ -43,7 +30,7 @@ from isotrain.core.system.standard_streams import enlarge_pipe
 _KILL_ROUNDS = 3
 
 
-class RankProcess:
+class RankProcess(StatusPage):
     """A rank process on this machine, with the launcher's ends of its pipes.
 
     Attributes:
@@ -55,15 +42,13 @@ class RankProcess:
 
     def __init__(self, context: ProcessContext) -> None:
         """Opens the pipes; `start` starts the process."""
+        super().__init__()
         self.context = context
         self.info = context.local_process
         self.log = rank_log(Path(context.run_directory), context.rank)
         self._output: IO[bytes] | None = None
         self.events, self._event_writer = os.pipe()
         self._lines = LineReader(self.events)
-        self._status_file = os.memfd_create("isotrain-status")  # in memory: works on a full disk
-        os.truncate(self._status_file, PAGE_BYTES)
-        self._page = mmap.mmap(self._status_file, PAGE_BYTES)
         self._process: ProcessHandle | None = None
         self._exit_code: int | None = None
         self._last_status: Status | None = None
@@ -91,7 +76,7 @@ class RankProcess:
                 ProcessArgs(
                     {**starter.variables, **self.context.to_variables()},
                     (stdin.fileno(), stdout.fileno(), log.fileno()),
-                    (self._event_writer, self._status_file, payload.descriptor),
+                    (self._event_writer, self.page_file, payload.descriptor),
                 )
             )
             parts = (feed, startup_line(), payload.stream)
@@ -141,40 +126,12 @@ class RankProcess:
     @property
     def status(self) -> Status:
         """Current step and call of the process, or those at its end."""
-        return self._last_status or read_status(self._page)
-
-    def allow_exit(self) -> None:
-        """Lets it exit, once all ranks have finished; until then it waits."""
-        allow_exit(self._page)
-
-    def request_checkpoint(self, *, and_end: bool) -> None:
-        """Requests a checkpoint, and the end of the run after it if `and_end`."""
-        request_checkpoint(self._page, and_end=and_end)
+        return self._last_status or super().status
 
     @property
-    def port(self) -> int:
-        """Port of this machine that is reserved for it."""
-        return self.context.address[1]
-
-    def acknowledge(self, first: int) -> None:
-        """Tells it the first step in the newest `Steps` that was received from rank 0."""
-        acknowledge(self._page, first)
-
-    def request_regroup(self) -> None:
-        """Requests that it leaves its process group before its next step: a process joins."""
-        request_regroup(self._page)
-
-    def void_group(self, generation: int) -> None:
-        """Tells it that its process group of a generation has lost a member."""
-        void_group(self._page, generation)
-
-    def publish_membership(self, membership: Membership) -> None:
-        """Tells it which process group it is to join."""
-        publish_membership(self._page, membership.generation, membership.to_bytes())
-
-    def request_stop(self) -> None:
-        """Requests that training ends early."""
-        request_stop(self._page)
+    def address(self) -> Address:
+        """Address of this machine, and the port that is reserved for it."""
+        return self.context.address
 
     @property
     def accepts_requests(self) -> bool:
@@ -183,7 +140,7 @@ class RankProcess:
         True for a process that has none: without a session, or one that joins a run, whose others have it.
         """
         has_loop = self.context.has_session and not self.context.joins
-        return not has_loop or accepts_requests(self._page)
+        return not has_loop or super().accepts_requests
 
     @property
     def is_stopped(self) -> bool:
@@ -229,7 +186,7 @@ class RankProcess:
         if self._output is not None:
             self._output.close()
         self._page.close()
-        os.close(self._status_file)
+        os.close(self.page_file)
         if self._process is not None:
             self._process.release()
             self._process = None

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -31,6 +32,8 @@ from isotrain.core.system.files import atomic_write, is_url, rewrite_lines
 
 SPEC_FILE = "spec.json"
 PLAN_FILE = "plan.json"
+JOIN_FILE = "join.json"
+"""Address of rank 0's server for processes that join, and the key to it; only its owner can read it."""
 EVENTS_FILE = "events.jsonl"
 STEPS_FILE = "steps.jsonl"
 RESULT_FILE = "result.json"
@@ -405,7 +408,12 @@ def _try_lock(lock: IO[str], kind: int) -> bool:
 def _use_empty_folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
-        raise PlanError(f"the run directory {path} is not empty. Choose another, or empty it.")
+        has_run = (path / SPEC_FILE).is_file() and not has_checkpoints_itself(path)
+        command = f"isotrain resume {shlex.quote(str(path))}"
+        raise PlanError(
+            f"the run directory {path} is not empty. Choose another, or empty it"
+            + (f"; or go on with the run in it, by `{command}`." if has_run else ".")
+        )
     return path.resolve()
 
 

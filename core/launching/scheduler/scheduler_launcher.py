@@ -47,6 +47,17 @@ class SchedulerLauncher(Launcher):
             PlanError: See `allocation`.
         """
 
+    def replacement(self, command: RankCommand) -> Submission | None:
+        """Builds the submission of a process that comes in place of a lost one, in an elastic run.
+
+        Args:
+            command: Command of that process alone; see `RankCommand.joins`.
+
+        Returns:
+            The submission; None: lost processes are not replaced.
+        """
+        return None
+
     def refuses(self, adapter: Adapter, processes: int) -> str | None:
         return adapter.why_not_externally_started() if processes > 1 else None
 
@@ -58,7 +69,7 @@ class SchedulerLauncher(Launcher):
                 f"launcher {self.name!r}: --port (port= in Python) is for this machine, and ranks on other"
                 " hosts choose their ports. Leave it out."
             )
-        return run_on_scheduler(self.name, self.submission, job, directory, on_event)
+        return run_on_scheduler(self, job, directory, on_event)
 
 
 def require_submittable(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None:

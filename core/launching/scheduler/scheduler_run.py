@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -9,16 +10,18 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from isotrain.core.contracts.events import (
     RESULT,
     CommandFailed,
+    Event,
     FilePart,
     LauncherNote,
+    MembersChanged,
     OnEvent,
     Output,
     event_from_dict,
@@ -52,18 +55,26 @@ _FORWARDED_VARIABLES = re.compile(
 _MAX_BYTES = 120_000
 """Largest spec in an environment variable, or work in an argument; Linux allows 128 KiB."""
 
-Submit = Callable[[RankCommand], Submission]
-"""Builds the submission of a command, see `SchedulerLauncher.submission`."""
+
+class Scheduler(Protocol):
+    """Part of `SchedulerLauncher` that builds submissions."""
+
+    name: ClassVar[str]
+
+    def submission(self, command: RankCommand) -> Submission:
+        """Builds the submission of a run."""
+
+    def replacement(self, command: RankCommand) -> Submission | None:
+        """Builds the submission of a process in place of a lost one; None: it is not replaced."""
 
 
 def run_on_scheduler(
-    launcher: str, submit: Submit, job: Job, directory: Path, on_event: OnEvent
+    scheduler_launcher: Scheduler, job: Job, directory: Path, on_event: OnEvent
 ) -> list[Any]:
     """Runs a training or internal work through a scheduler.
 
     Args:
-        launcher: Name of the launcher.
-        submit: Builds the submission.
+        scheduler_launcher: Builds the submissions.
         job: Job to run.
         directory: Run directory.
         on_event: Called with every event of rank 0.
@@ -75,12 +86,13 @@ def run_on_scheduler(
         PlanError: The scheduler cannot run this job.
         RunFailedError: The run failed, on any rank.
     """
+    launcher = scheduler_launcher.name
     work_options = _work_options(launcher, job.work)
     # only a training saves checkpoints
     spec = job.spec.replace(checkpoint=None) if work_options else job.spec
     command = rank_command(spec, job.plan, job.plugins, directory, job.resume, job.interface)
     command = replace(command, options=(*command.options, *work_options))
-    submission = submit(command)
+    submission = scheduler_launcher.submission(command)
     write(submission, command)
     if not submission.commands:
         raise PlanError(
@@ -93,8 +105,13 @@ def run_on_scheduler(
     for process in job.plan.processes:
         append_to_log(directory, process.rank, "")
     try:
-        with SchedulerProcess(submission, log, environment_for(submission, command)) as scheduler:
-            listen = _noting_stop(on_event, launcher)
+        with (
+            SchedulerProcess(submission, log, environment_for(submission, command)) as scheduler,
+            contextlib.closing(
+                _Replacements(scheduler_launcher, command, log, on_event)
+            ) as replacements,
+        ):
+            listen = _noting_stop(replacements.note, launcher)
             last_event = _follow(scheduler, command.name, directory, listen)
             status = 0 if "event" in last_event else scheduler.status()
     finally:
@@ -118,6 +135,57 @@ def _noting_stop(on_event: OnEvent, launcher: str) -> OnEvent:
             on_event(LauncherNote(time=time.time(), text=texts.pop()))
 
     return with_stop(on_event, note)
+
+
+class _Replacements:
+    """Starts processes in place of those that an elastic run has lost."""
+
+    def __init__(
+        self,
+        launcher: Scheduler,
+        command: RankCommand,
+        log: Path,
+        on_event: OnEvent,
+    ) -> None:
+        """Starts none yet.
+
+        Args:
+            launcher: Builds the submission of each.
+            command: Command of every rank of the run.
+            log: File for standard error of the commands.
+            on_event: Listener of the run's events.
+        """
+        self._launcher = launcher
+        self._left_over = command.replacements
+        self._command = command
+        self._log = log
+        self._on_event = on_event
+        self._started: list[SchedulerProcess] = []
+
+    def note(self, event: Event) -> str | None:
+        """Passes an event on; starts a process for each one that is lost, while some are left over."""
+        answer = self._on_event(event)
+        if isinstance(event, MembersChanged):
+            for _ in range(min(self._left_over, len(event.lost))):
+                self._left_over -= 1
+                self._start()
+        return answer
+
+    def _start(self) -> None:
+        command = self._command.joining(f"{self._command.name}-{len(self._started) + 1}")
+        try:
+            submission = self._launcher.replacement(command)
+            if submission is not None:
+                variables = environment_for(submission, command)
+                self._started.append(SchedulerProcess(submission, self._log, variables))
+        except PlanError as error:
+            text = f"no process can be started in place of a lost one: {error}"
+            self._on_event(LauncherNote(time=time.time(), text=text))
+
+    def close(self) -> None:
+        """Ends those that have not ended with the run, such as ones that wait for a free host."""
+        for process in self._started:
+            process.__exit__()
 
 
 def _work_options(launcher: str, work: Work) -> tuple[str, ...]:
@@ -198,6 +266,7 @@ def rank_command(
         key=secrets.token_hex(_KEY_BYTES),
         follow_options=("--ranks", "all", "--return-files"),
         fewest_processes=_fewest_processes(spec, plan),
+        replacements=0 if spec.elastic is None else spec.elastic.replacements,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from isotrain.core.contracts.events import (
     EpochEnded,
@@ -28,9 +28,6 @@ from isotrain.core.launching.supervision.failure_diagnosis import (
 from isotrain.core.launching.supervision.handover_folders import HandoverFolders
 from isotrain.core.launching.supervision.monitored_process import MemberProcess
 from isotrain.core.launching.supervision.newcomers import Newcomers
-
-if TYPE_CHECKING:
-    from isotrain.core.launching.processes.rank_process import RankProcess
 
 _MOST_ATTEMPTS = 3
 _HEAD_START_SECONDS = 3.0
@@ -158,7 +155,7 @@ class ElasticMembers:
         self._starts_after = time.monotonic() + self._head_start
         return True
 
-    def recruit(self, all_processes: Sequence[RankStatus]) -> list[RankProcess]:
+    def recruit(self, all_processes: Sequence[RankStatus]) -> list[MemberProcess]:
         """Starts the processes that are to join the run; returns them."""
         members = [each for each in all_processes if not each.left and not each.joins]
         self._has_begun = self._has_begun or all(each.ready for each in members)
@@ -207,6 +204,12 @@ class ElasticMembers:
         source, furthest = max(
             reports.items(), key=lambda item: (item[1].done, item[1].phase, -item[0])
         )
+        if furthest.done < 0:
+            raise self._failure(
+                all_processes,
+                "the others cannot go on: the replicas' weights differed in the checkpoint from which they"
+                " resumed, and were not averaged since. --max-restarts restarts from a checkpoint",
+            )
         has_cause = bool(self._lost) or self._is_asked or furthest.done > self._steps_at_start
         self._attempts = 0 if has_cause else self._attempts + 1
         if self._attempts > _MOST_ATTEMPTS:
@@ -233,13 +236,22 @@ class ElasticMembers:
             members=tuple(each.rank for each in members),
             ports=self._ports_of(members),
             source=source,
-            behind=tuple(each.rank for each in members if _is_behind(each, reports, furthest)),
+            behind=tuple(
+                each.rank
+                for each in members
+                if each.rank != source and _is_behind(reports.get(each.rank), furthest)
+            ),
             done=furthest.done,
-            phase=furthest.phase,
+            metrics_collected=furthest.metrics_collected,
             reported=self._steps,
             epochs=max((each.epoch + 1 for each in self._epochs), default=0),
             scalars=self._scalars,
             folder=folder,
+            joined=tuple(
+                (each.rank, each.process.info.host, _process(each).address[0])
+                for each in members
+                if each.rank >= self._newcomers.first_rank
+            ),
         )
         lost, self._lost = self._lost, {}
         self._interrupted = {}
@@ -303,10 +315,10 @@ class ElasticMembers:
         waiting = self._newcomers.waiting(all_processes)
         if self._is_asked or not waiting or not is_training:
             return
-        assert self._folders is not None  # newcomers are on this machine
+        folders, writers = self._folders, len(members) + len(waiting)
         for each, event in waiting:
-            fault = self._folders.shortage(event.state_bytes, writers=len(members) + len(waiting))
-            if fault is not None:
+            fault = folders and folders.shortage(event.state_bytes, writers=writers)
+            if fault:
                 self._newcomers.drop(each, f"cannot be let in: {fault}")
         if any(not each.left for each, _ in waiting):
             self._is_asked = True
@@ -318,7 +330,7 @@ class ElasticMembers:
         if self._port is not None:
             self._ports.release(self._port)
         (self._port,) = self._ports.take(1)
-        return self._port, *(_process(each).port for each in members[1:])
+        return self._port, *(_process(each).address[1] for each in members[1:])
 
     def _rewind_to(self, done: int) -> None:
         """Forgets what was reported of steps that are taken again."""
@@ -330,9 +342,8 @@ def _process(watched: RankStatus) -> MemberProcess:
     return watched.process  # type: ignore[return-value]
 
 
-def _is_behind(
-    member: RankStatus, reports: Mapping[int, Interrupted], furthest: Interrupted
-) -> bool:
-    """Whether a member's state is older than the one that has come furthest, or it has none."""
-    report = reports.get(member.rank)
-    return report is None or (report.done, report.phase) < (furthest.done, furthest.phase)
+def _is_behind(report: Interrupted | None, furthest: Interrupted) -> bool:
+    """Whether a member's state is older than the one that has come furthest or differs, or it has none."""
+    if report is None or report.replicas_differ:
+        return True
+    return (report.done, report.phase) < (furthest.done, furthest.phase)

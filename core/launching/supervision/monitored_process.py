@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from isotrain.core.contracts.membership import Membership
-from isotrain.core.contracts.process import ProcessInfo
+from isotrain.core.contracts.process import Address, ProcessInfo
 from isotrain.core.contracts.reporter import Status
 
 
@@ -68,8 +68,8 @@ class MemberProcess(MonitoredProcess, Protocol):
     """A process of an elastic run, which is told of the process groups that it is a member of."""
 
     @property
-    def port(self) -> int:
-        """Port on its host that is reserved for it."""
+    def address(self) -> Address:
+        """Address of its host, and the port there that is reserved for it."""
 
     def acknowledge(self, first: int) -> None:
         """Tells it the first step in the newest `Steps` that was received from rank 0."""

@@ -1,25 +1,44 @@
-"""Newcomers of an elastic run: processes that are started while it trains, until they are members."""
+"""Newcomers of an elastic run: processes that come while it trains, until they are members."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from isotrain.core.contracts.events import LauncherNote, OnEvent, Ready, Waiting
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus, verdict
-from isotrain.core.launching.supervision.join_requests import JoinRequest, JoinRequests
+from isotrain.core.launching.supervision.monitored_process import MemberProcess
 from isotrain.core.quantities import counted
 from isotrain.core.spec.sections import Elastic
 
 if TYPE_CHECKING:
     from isotrain.core.data.identity import DataIdentity
-    from isotrain.core.launching.processes.rank_process import RankProcess
+
+
+class JoinRequest(Protocol):
+    """A request for a further replica."""
+
+    def answer(self, fields: Mapping[str, Any]) -> None:
+        """Sends an answer; does nothing if nobody reads it."""
+
+    def close(self) -> None:
+        """Ends the answers."""
+
+
+class JoinRequests(Protocol):
+    """The requests that a run receives."""
+
+    def accept(self) -> Sequence[JoinRequest]:
+        """The requests since the last call, without waiting."""
+
+    def close(self) -> None:
+        """Stops listening."""
 
 
 class Newcomers:
-    """Starts processes in place of lost ones, and those that `isotrain join` requests.
+    """Starts processes in place of lost ones, and takes those that `isotrain join` requests.
 
     A newcomer gets the next number after the ranks of the start. It builds its model, and waits to be let in.
     """
@@ -28,7 +47,7 @@ class Newcomers:
         self,
         elastic: Elastic,
         replicas: int,
-        start: Callable[[int], RankProcess],
+        start: Callable[[int, Any], MemberProcess],
         requests: JoinRequests,
         on_event: OnEvent,
     ) -> None:
@@ -37,7 +56,7 @@ class Newcomers:
         Args:
             elastic: The spec's section.
             replicas: Number of replicas at the start, up to which lost ones are replaced.
-            start: Starts a process with a number.
+            start: Starts a process with a number; for a request (of `requests`) or for none.
             requests: Requests for further replicas.
             on_event: Receives notes on newcomers that fail.
         """
@@ -77,6 +96,11 @@ class Newcomers:
         if (answer := self._answers.pop(rank, None)) is not None:
             self._finish(rank, answer)
 
+    @property
+    def first_rank(self) -> int:
+        """Rank of the first newcomer: those of the start have the ranks below."""
+        return self._replicas
+
     def _finish(self, rank: int, answer: Mapping[str, Any]) -> None:
         """Sends who asked for a newcomer the last answer, if anybody did."""
         if (client := self._clients.pop(rank, None)) is not None:
@@ -93,7 +117,7 @@ class Newcomers:
         left_over = 0 if _is_ending(processes) else self._left_over
         return left_over + sum(each.joins and not each.left for each in processes)
 
-    def recruit(self, processes: Sequence[RankStatus]) -> list[RankProcess]:
+    def recruit(self, processes: Sequence[RankStatus]) -> list[MemberProcess]:
         """Starts processes in place of lost ones, and those that are requested; returns them.
 
         Args:
@@ -101,7 +125,7 @@ class Newcomers:
         """
         is_ending = _is_ending(processes)
         count = sum(not each.left for each in processes)
-        started: list[RankProcess] = []
+        started: list[MemberProcess] = []
         while count < self._replicas and self._left_over and not is_ending:
             self._left_over -= 1
             process = self._started(len(processes) + len(started))
@@ -119,7 +143,7 @@ class Newcomers:
                 )
         for request in self._requests.accept():
             process = self._refusal(count, is_ending) or self._started(
-                len(processes) + len(started)
+                len(processes) + len(started), request
             )
             if isinstance(process, str):
                 request.answer({"refused": process})
@@ -127,8 +151,8 @@ class Newcomers:
                 continue
             started.append(process)
             count += 1
-            self._clients[process.context.rank] = request
-            request.answer({"starts": process.context.rank})
+            self._clients[process.info.rank] = request
+            request.answer({"starts": process.info.rank})
         return started
 
     def _refusal(self, count: int, is_ending: bool) -> str | None:
@@ -139,10 +163,10 @@ class Newcomers:
             return f"it has {counted(count, 'replica')}, and may have {self._most} (elastic.max of its spec)"
         return None
 
-    def _started(self, rank: int) -> RankProcess | str:
+    def _started(self, rank: int, request: JoinRequest | None = None) -> MemberProcess | str:
         """A new process, or the reason why it cannot be started."""
         try:
-            return self._start(rank)
+            return self._start(rank, request)
         except RunFailedError as error:
             return str(error)
 
@@ -173,13 +197,13 @@ class Newcomers:
         """Goes on without a newcomer that has failed, or that is not let in for a reason."""
         why = reason or verdict(newcomer)
         newcomer.lost = newcomer.lost or reason  # an error with which the run ends says it
-        newcomer.process.end()
         newcomer.left = True
         self._waiting.pop(newcomer.rank, None)
         if newcomer.failure is not None:
             why += f": {newcomer.failure.message.strip().splitlines()[0]}"
         text = f"rank {newcomer.rank}, which was to join the run, {why}"
         self._finish(newcomer.rank, {"failed": f"{text}. Its log: {newcomer.process.log}"})
+        newcomer.process.end()
         self._say(f"{text}: the run goes on without it")
 
     def _say(self, text: str) -> None:

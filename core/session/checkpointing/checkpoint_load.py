@@ -65,8 +65,7 @@ def load(
         return [*lost, *_write_metrics(saved, context)]
     same_replicas = saved.plan.replicas == group.replicas
     lost = []
-    same_strategy = saved.plan.strategy == strategy.name
-    keeps_different = same_replicas and same_strategy and saved.identity.replicas_differ
+    keeps_different = keeps_different_weights(saved, context)
     if saved.identity.replicas_differ and not keeps_different:
         lost.append(
             f"the weights of {counted(saved.plan.replicas, 'replica')}, which differed: all have their mean"
@@ -80,6 +79,13 @@ def load(
     else:
         lost += _write_metrics(saved, context)
     return [*lost, *_load_strategy(saved, group, strategy)]
+
+
+def keeps_different_weights(saved: SavedRun, context: SessionContext) -> bool:
+    """Whether each replica gets weights of its own from a checkpoint, as it had then."""
+    same_replicas = saved.plan.replicas == context.group.replicas
+    same_strategy = saved.plan.strategy == context.strategy.name
+    return same_replicas and same_strategy and saved.identity.replicas_differ
 
 
 def load_weights(saved: SavedRun, context: SessionContext) -> None:

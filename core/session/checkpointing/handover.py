@@ -68,6 +68,8 @@ class CarriedState:
         replica: Index of this process's replica in the group that it has left.
         done: Number of steps in the state; -1 in a process that joins, and has none yet.
         phase: Number of parts of the built-in loop that are done after the last of them.
+        metrics_collected: Whether the metrics of the epoch, which ends with it, are reduced already.
+        replicas_differ: Whether others may have other optimizer state after as many steps.
         run: Content of `run.json`, as in a checkpoint.
         sections: State that is equal on all replicas, as in a checkpoint.
         metrics: Training metrics of this replica over the steps that are done.
@@ -77,6 +79,8 @@ class CarriedState:
     replica: int
     done: int
     phase: int
+    metrics_collected: bool
+    replicas_differ: bool
     run: Mapping[str, Any]
     sections: Mapping[str, Section]
     metrics: Section
@@ -85,7 +89,7 @@ class CarriedState:
     @classmethod
     def none(cls) -> CarriedState:
         """State of a process that joins: none."""
-        return cls(0, -1, 0, {}, {}, {}, {})
+        return cls(0, -1, 0, False, False, {}, {}, {}, {})
 
     @property
     def nbytes(self) -> int:
@@ -180,7 +184,7 @@ class CarriedState:
     def _given(self, membership: Membership, member: int) -> MemberState:
         is_source = member == membership.source
         metrics: Section = {}
-        if not membership.phase:
+        if not membership.metrics_collected:
             is_done = self.done == membership.done
             metrics = self.metrics if is_done else self.metrics_of_next
         return MemberState(

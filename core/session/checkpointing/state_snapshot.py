@@ -88,9 +88,9 @@ class StateSnapshot:
         group = self._group
         kinds = (*REPLICATED_STATE, *REPLICA_STATE) if replicas_differ else REPLICA_STATE
         if not self._rank:
-            copies["strategy"] = functools.partial(_as_parts, strategy_state.tensors)
+            copies["strategy"] = functools.partial(as_parts, strategy_state.tensors)
         for replica, tensors in strategy_state.per_replica.items():
-            copies[f"strategy-{replica}"] = functools.partial(_as_parts, tensors)
+            copies[f"strategy-{replica}"] = functools.partial(as_parts, tensors)
         if not replicas_differ and self._is_first_copy:
             copies["state"] = self._shared_state()
         if self._mesh.coordinates(self._rank).get(TENSOR):
@@ -154,5 +154,6 @@ def _part(array: np.ndarray, info: StateInfo) -> TensorPart:
     return TensorPart(array, info.dtype, info.shape, info.offset)
 
 
-def _as_parts(tensors: Mapping[str, Any]) -> dict[str, TensorPart]:
+def as_parts(tensors: Mapping[str, Any]) -> dict[str, TensorPart]:
+    """Checkpoint section of unsharded arrays, any shapes, by name."""
     return {name: TensorPart(array) for name, array in tensors.items()}

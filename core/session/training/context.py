@@ -142,15 +142,17 @@ def _part_shares(spec: TrainingSpec, group: ReplicaGroup, data: DataSet) -> Part
     """Shares by speed; None without `shares`, or in a run of one replica.
 
     Raises:
-        UnsupportedError: The training data are a stream.
+        UnsupportedError: The training data are a stream, with `shares` or `verify_every`.
     """
+    if isinstance(data.train, BatchStream | ShardedStream):
+        for field in ("shares", "verify_every"):
+            if getattr(spec, field) is not None:
+                raise UnsupportedError(
+                    f"{field}: the training data are a stream, which cannot be cut anew. Give data by"
+                    f" position, or leave `{field}` out of the spec."
+                )
     if spec.shares is None or spec.parts is None:
         return None
-    if isinstance(data.train, BatchStream | ShardedStream):
-        raise UnsupportedError(
-            "shares: the training data are a stream, which cannot be cut anew. Give data by position, or"
-            " leave `shares` out of the spec."
-        )
     return PartShares(group, spec.parts, spec.shares.every) if group.replicas > 1 else None
 
 

@@ -310,6 +310,7 @@ class DataLoaders:
             gradient_accumulation_steps=self._spec.gradient_accumulation_steps,
             parts=self._spec.dealt_parts,
             cuts_parts=self._spec.parts is not None,
+            verify_every=self._spec.verify_every,
             transform=self._transform,
             tries_transform=self._group.replicas > 1
             and to_device is not None

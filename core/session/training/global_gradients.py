@@ -17,6 +17,7 @@ from isotrain.core.errors import SpecError
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.ordered_steps import OrderedSteps, require_equal_layers
 from isotrain.core.session.training.outlier_parts import OutlierParts
+from isotrain.core.session.training.verified_parts import VerifiedParts
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -56,7 +57,9 @@ class GlobalGradients:
             if self._ordered_steps is None:
                 require_equal_layers(group, self._spec)
                 shares = self._session_context.shares
-                self._ordered_steps = OrderedSteps(group, shares, self._outlier_parts(group))
+                outliers = self._outlier_parts(group)
+                verified = VerifiedParts(group, self._session_context.plan.processes)
+                self._ordered_steps = OrderedSteps(group, shares, outliers, verified)
             return self._ordered_steps.gradients(batch)
         require_backend_step(self._strategy, "session.gradients")
         gradients, loss = group.gradients(batch)

@@ -11,7 +11,7 @@ import numpy as np
 from isotrain.core.contracts.backend.computations import squared_norm
 from isotrain.core.contracts.backend.replica import Replica, Tensor
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
-from isotrain.core.contracts.process import ProcessInfo
+from isotrain.core.contracts.process import ProcessInfo, named_replicas
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.sampler import part_bounds, slice_bounds
 
@@ -135,15 +135,15 @@ class OutlierParts:
         assert batch.part_counts is not None
         counts = batch.part_counts
         replica = next(each for each in range(len(counts)) if part < part_bounds(counts, each)[1])
-        process = next(each for each in self._processes if replica in each.replicas)
+        owner = named_replicas(self._processes, [replica])
         what = (
             "its loss or gradients are not finite, or too large"
             if mean == _NOT_FINITE
             else f"its gradient norm is {mean:.3g}, and the median of all parts {median:.3g}"
         )
         return (
-            f"step {batch.step}: part {part} of {sum(counts)} of the global batch, from rank {process.rank}"
-            f" on {process.host}, is left out (drop_outliers): {what}."
+            f"step {batch.step}: part {part} of {sum(counts)} of the global batch, from {owner}, is left out"
+            f" (drop_outliers): {what}."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +24,12 @@ class PartShares:
 
     Which samples are in a global batch and in a part stays the same, and so do the bits of all sums.
 
-    The speed of a process is the number of its parts by the seconds from the end of one exchange to its
-    arrival at the next one: reading data, callbacks and updates count too. Replicas of one process have one
-    speed. A global batch for which peers of different speed accumulate: Diskin et al., "Distributed Deep
-    Learning in Open Collaborations", arXiv 2106.10207.
+    The step of a process takes the seconds of its parts, and those of the rest, which are the same for any
+    number of parts. The parts end when the process arrives at the exchange; reading data and callbacks count
+    too. The rest is from the end of the exchange to that of the step. Taken for time of the parts, it would
+    make a process with few of them seem slow, also when it is as fast as the others again. Replicas of one
+    process have one speed. A global batch for which peers of different speed accumulate: Diskin et al.,
+    "Distributed Deep Learning in Open Collaborations", arXiv 2106.10207.
 
     Attributes:
         counts: Number of parts of each replica, one at least; the same on all processes.
@@ -45,9 +46,11 @@ class PartShares:
         self.counts = equal_part_counts(parts, group.replicas)
         self._group = group
         self._every = every
-        self._speeds: list[float] = []
-        """Parts by second in the steps since the last dealing."""
+        self._measured: list[tuple[float, float]] = []
+        """Seconds of a part, and of the rest, in each step since the last dealing."""
         self._since: float | None = None
+        self._part_seconds = 0.0
+        """Seconds of a part in the present step."""
 
     @contextmanager
     def exchanging(self, batch: Batch) -> Iterator[None]:
@@ -55,44 +58,51 @@ class PartShares:
         self._group.synchronize_device()
         if self._since is not None and batch.part_counts is not None:
             parts = max(batch.part_counts[replica] for replica in self._group.local_replicas)
-            self._speeds.append(parts / max(clock() - self._since, 1e-9))
+            parts += batch.verified is not None
+            self._part_seconds = max(clock() - self._since, 1e-9) / parts
         yield
         self._group.synchronize_device()
         self._since = clock()
 
-    def deal(self) -> bool:
-        """Deals the parts anew after every so many steps. Collective.
+    def step_done(self) -> bool:
+        """Ends the measurement of a step, and deals the parts anew after every so many. Collective.
 
         Returns:
             Whether `counts` has changed, the same on all processes.
         """
-        if len(self._speeds) < self._every:
+        self._group.synchronize_device()
+        since, self._since = self._since, clock()
+        if since is not None and self._part_seconds:
+            self._measured.append((self._part_seconds, self._since - since))
+        if len(self._measured) < self._every:
             return False
-        local = np.zeros(self._group.replicas)
-        local[list(self._group.local_replicas)] = statistics.median(self._speeds)
-        self._speeds.clear()
-        speeds = self._group.all_reduce_max(local.tolist())
-        counts = dealt_by_speed(sum(self.counts), speeds)
-        gains = _longest(self.counts, speeds) > _GAIN * _longest(counts, speeds)
+        local = np.zeros((self._group.replicas, 2))
+        local[list(self._group.local_replicas)] = np.median(self._measured, 0)
+        self._measured.clear()
+        maxima = self._group.all_reduce_max(local.ravel().tolist())
+        seconds, rests = maxima[::2], maxima[1::2]
+        counts = dealt_by_speed(sum(self.counts), seconds, rests)
+        gains = _longest(self.counts, seconds, rests) > _GAIN * _longest(counts, seconds, rests)
         if gains:
             self.counts = counts
         return gains
 
 
-def dealt_by_speed(parts: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """Number of parts of each replica, one at least, with which the slowest is done soonest.
+def dealt_by_speed(parts: int, seconds: Sequence[float], rests: Sequence[float]) -> tuple[int, ...]:
+    """Number of parts of each replica, one at least, with which the last one is done soonest.
 
     Args:
         parts: Number of parts, at least that of replicas.
-        speeds: Parts by second of each replica, above 0.
+        seconds: Seconds of a part on each replica, above 0.
+        rests: Seconds of the rest of a step on each replica.
     """
-    counts = [1] * len(speeds)
-    for _ in range(parts - len(speeds)):
-        seconds = [(count + 1) / speed for count, speed in zip(counts, speeds, strict=True)]
-        counts[seconds.index(min(seconds))] += 1
+    counts = [1] * len(seconds)
+    for _ in range(parts - len(seconds)):
+        done = [rest + (n + 1) * each for n, each, rest in zip(counts, seconds, rests, strict=True)]
+        counts[done.index(min(done))] += 1
     return tuple(counts)
 
 
-def _longest(counts: Sequence[int], speeds: Sequence[float]) -> float:
-    """Seconds in which all replicas have computed their parts."""
-    return max(count / speed for count, speed in zip(counts, speeds, strict=True))
+def _longest(counts: Sequence[int], seconds: Sequence[float], rests: Sequence[float]) -> float:
+    """Seconds in which all replicas have computed their parts and the rest of the step."""
+    return max(rest + n * each for n, each, rest in zip(counts, seconds, rests, strict=True))

@@ -72,7 +72,8 @@ class TrainLoop:
         updates: Updates of a step by name, in their order: one, with an empty name, without named updates.
         loss_check: Compares the loss of a batch with the mean over its parts.
         undo: In an elastic run, function that restores what the forward pass of the present step has changed;
-            None between steps, and in other runs.
+            None between steps, in runs with savepoints, and in other runs.
+        keep_savepoint: Function that keeps a copy of the state, called before each step after a savepoint.
         step_logger: Reports the steps of rank 0 to the launcher.
         average: Average of the weights, by `ema` or `swa` of the spec.
     """
@@ -95,12 +96,16 @@ class TrainLoop:
         self._shares = session_context.shares
         self._train = session_context.loaders.data.train
         self._needs_targets = needs_targets(session_context.spec, session_context.plan.framework)
+        specs = session_context.spec.update_specs.values()
+        self._has_loss = any(each.objective is None for each in specs)
         self._plan = session_context.plan
         self._peeked: tuple[tuple[int, int], Batch | None] | None = None
         self._step_of_data: int | None = None
         """Step of the batch that `batches` has yielded and waits for; None while nobody iterates."""
         self.undo: Callable[[], None] | None = None
+        self.keep_savepoint: Callable[[], None] = lambda: None
         self._is_elastic = session_context.spec.elastic is not None
+        self._has_savepoints = self._is_elastic and self._strategy.is_savepoint(0) is not None
         self._is_first_custom_batch = True
         self._has_warned_of_partial_save = False
         self._single_sample_batches = batches_with_single_sample(
@@ -289,7 +294,23 @@ class TrainLoop:
     def step(self, batch: Batch, update: str | None = None) -> Tensor:
         """Takes one training step; returns the mean loss of the global batch, a scalar tensor."""
         batch = self._with_values(batch)
-        return self._take_step(batch, lambda each, rate: each.step(batch, rate), update)
+        try:
+            return self._take_step(batch, lambda each, rate: each.step(batch, rate), update)
+        except Exception as error:
+            self._tell_of_whole_samples(error, batch)
+            raise
+
+    def _tell_of_whole_samples(self, error: Exception, batch: Batch) -> None:
+        """Adds to an error of the first step that the loss gets no targets, if nothing names them."""
+        inputs, targets = batch.slices[0][0].inputs, batch.slices[0][0].targets
+        is_whole = isinstance(inputs, Mapping) and isinstance(self._train, BatchIndexed | MapStyle)
+        is_first = not self.trainer_state.steps_done and not isinstance(error, PeerLostError)
+        if is_first and self._has_loss and targets is None and is_whole:
+            error.add_note(
+                f"The model gets each sample as a whole, a dict of {', '.join(map(repr, inputs))}. If the"
+                f" loss needs targets: isotrain.sources.{type(self._train).__name__}(data, inputs=...,"
+                " targets=...) says which are inputs and which are targets."
+            )
 
     def gradients(
         self, batch: Batch, update: str | None = None
@@ -330,7 +351,7 @@ class TrainLoop:
         """
         group, reporter, trainer_state = self._group, self._reporter, self.trainer_state
         trainer_state.require_training_weights("step")
-        if self._is_elastic and reporter.is_regroup_requested:
+        if self._is_elastic and reporter.is_regroup_requested and trainer_state.is_savepoint:
             raise PeerLostError("the process group is formed anew, because a process joins the run")
         updates = self._due_updates(batch, update)
         continues = update is not None and trainer_state.steps_done == batch.step + 1
@@ -342,7 +363,11 @@ class TrainLoop:
         self.average.before_step(group, batch.step)
         self._profiler.before_step(batch.step)
         trainer_state.values = batch.values
-        if self._is_elastic:
+        if self._has_savepoints:
+            if trainer_state.is_savepoint:
+                self.keep_savepoint()
+            trainer_state.is_savepoint = False
+        elif self._is_elastic:
             self.undo = group.savepoint()
         rates = []
         for each in updates:
@@ -362,9 +387,6 @@ class TrainLoop:
             self.average.after_step(trainer_state.steps_done)
         if not continues and self._is_stop_requested():
             trainer_state.is_stopped = True
-        if self._shares is not None and self._shares.deal():
-            counts = enumerate(self._shares.counts)
-            self.step_logger.log(batch.step, {f"parts_of_replica_{r}": n for r, n in counts})
         self._profiler.after_step(batch.step)
         is_done = trainer_state.is_done
         pause = batch.is_last_of_epoch or is_done
@@ -398,8 +420,18 @@ class TrainLoop:
             if norms := each.gradient_norms():
                 trainer_state.last_gradient_norm = next(iter(norms.values()))
                 self.step_logger.log(batch.step, norms)
+        if self._shares is not None and not is_done and self._shares.step_done():
+            counts = enumerate(self._shares.counts)
+            self.step_logger.log(batch.step, {f"parts_of_replica_{r}": n for r, n in counts})
+        if self._has_savepoints and (is_done or self._strategy.is_savepoint(batch.step)):
+            self._note_savepoint()
         reporter.enter(BETWEEN_CALLS)
         return loss
+
+    def _note_savepoint(self) -> None:
+        """Notes that all replicas have the same state. Waits for late losses: nobody can once one is lost."""
+        self.step_logger.flush()
+        self.trainer_state.is_savepoint = True
 
     def _note_saved_between_updates(self, step: int, update: str) -> None:
         """Warns, once, that a checkpoint lacks an update of its step; `save_if_due` then saves again."""
@@ -444,3 +476,5 @@ class TrainLoop:
             if self._finalize_weights is not None:
                 self._finalize_weights()
             self._strategy.finished(self._group)
+            if self._has_savepoints:
+                self._note_savepoint()

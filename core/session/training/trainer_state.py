@@ -27,6 +27,8 @@ class TrainerState:
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         restore_count: Number of restores so far.
+        is_savepoint: Whether all replicas have the same state, from which others can go on if one is lost;
+            false between the savepoints of a strategy (`Strategy.is_savepoint`).
         skipped_steps: Number of steps, or updates of steps, left out since their loss or gradients are not
             finite: `on_nan: skip`.
         skipped_in_a_row: Number of these since the last one that was not left out, by the name of the update
@@ -53,6 +55,7 @@ class TrainerState:
     best_steps: list[int] = field(default_factory=list)
     stream_state: StreamState | None = None
     restore_count: int = 0
+    is_savepoint: bool = True
     saved_step: int | None = None
     fixed_rate: float | None = None
     plateau_fractions: dict[str, float] = field(default_factory=dict)

@@ -108,6 +108,46 @@ def test_weights_that_were_made_in_inference_mode_are_refused() -> None:
     assert list(trainer.trainable) == ["1.weight", "1.bias"]
 
 
+def test_two_parameters_in_the_same_memory_are_refused() -> None:
+    """Sharded updates would lose one of their gradients: each replica updates one of them."""
+
+    def tied_by_data(trained: bool) -> Any:
+        first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        second.weight.data = first.weight.data
+        return torch.nn.Sequential(first.requires_grad_(trained), second.requires_grad_(trained))
+
+    def spec(trained: bool) -> Any:
+        return spec_of(tied_by_data, model_args={"trained": trained})
+
+    message = r"0\.weight and 1\.weight are two parameters in the same memory.*torch\.nn\.Parameter"
+    with pytest.raises(SpecError, match=message):
+        build_trainer(spec(True), torch.device("cpu"))
+
+    def tied_over_models() -> Any:
+        vectors = torch.ones(3, 2)
+        one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        one.weight = torch.nn.Parameter(vectors[:2])
+        other.weight = torch.nn.Parameter(vectors[1:])
+        return {"critic": one, "actor": other}
+
+    with pytest.raises(SpecError, match=r"actor\.weight and critic\.weight are two parameters"):
+        build_trainer(spec_of(tied_over_models), torch.device("cpu"))
+
+
+def test_parameters_in_one_buffer_and_tied_ones_are_taken() -> None:
+    def model() -> Any:
+        columns = torch.arange(12.0).reshape(2, 6)
+        first, second, third = (torch.nn.Linear(2, 2) for _ in range(3))
+        first.weight = torch.nn.Parameter(columns[:, 0::3])
+        second.weight = torch.nn.Parameter(columns[:, 1::3])
+        third.weight = first.weight
+        return torch.nn.Sequential(first, second, third)
+
+    trainer = build_trainer(spec_of(model), torch.device("cpu"))
+    assert trainer.aliases == {"0.weight": ("2.weight",)}
+    assert len(trainer.trainable) == 5
+
+
 def test_a_compiled_model_is_trained_compiled() -> None:
     calls: list[Any] = []
 

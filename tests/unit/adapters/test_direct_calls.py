@@ -22,18 +22,21 @@ PAIR = (of(2, 3), of(3))
 IMAGES, VOLUMES = of(2, 3, 4, 4), of(1, 1, 2, 2, 2)
 NAMED: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {
     aten.add.Tensor: (PAIR, {"alpha": 2}),
+    aten.binary_cross_entropy.default: ((of(2) / 2, of(2) / 4), {}),
     aten.contiguous.default: ((IMAGES,), {"memory_format": torch.channels_last}),
+    aten.cross_entropy_loss.default: ((of(3, 2), torch.tensor([1, 0, 1])), {}),
     aten.expand.default: ((of(3), [2, 3]), {"implicit": False}),
     aten.mean.dim: ((of(2, 3), [0], True), {"dtype": torch.float64}),
     aten.sum.dim_IntList: ((of(2, 3), [0, 1]), {"dtype": torch.float64}),
     aten.sub.Tensor: (PAIR, {"alpha": 2}),
 }
-"""Those with arguments by name."""
+"""Those with arguments by name, or with a default that functions of torch do not share."""
 GIVEN: dict[Any, tuple[Any, ...]] = {
     aten.addmm.default: (of(2), of(4, 3), of(3, 2)),
     aten.avg_pool2d.default: (IMAGES, [2, 2], [1, 1], [1, 0], False, False),
     aten.batch_norm.default: (IMAGES, *(of(3) for _ in range(4)), True, 0.25, 0.5, False),
     aten.binary_cross_entropy.default: (of(2) / 2, of(2) / 4, of(2), 2),
+    aten.bmm.default: (of(2, 4, 3), of(2, 3, 2)),
     aten.cat.default: ((of(2, 1), of(2, 3)), -1),
     aten.clamp.default: (of(8), 1.0, 2.0),
     aten.constant_pad_nd.default: (of(2, 3), [1, 0, 0, 2], 0.5),

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from isotrain.adapters.common.sample_draws import DrawKeys
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.sample_draws import TorchPassDraws
+from isotrain.adapters.torch.graph.codegen import compile_direct_calls, shortened
 from isotrain.adapters.torch.graph.passes import exact as exact_passes
 from isotrain.adapters.torch.graph.passes import fast as fast_passes
 
@@ -29,8 +31,9 @@ def simplified(
     return module, exact_passes.simplify(module, 0, ())
 
 
-def operations(module: GraphModule) -> list[str]:
-    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+def operations(module: GraphModule | Graph) -> list[str]:
+    graph = module if isinstance(module, Graph) else module.graph
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
     return [str(node.target).removeprefix("aten.") for node in nodes]
 
 
@@ -52,8 +55,11 @@ def test_a_mean_of_entropies_takes_two_operations(kind: torch.dtype) -> None:
     faster = fast_passes.optimized(module)
     assert faster is not None
     casts = [] if kind == torch.int64 else ["to.dtype"]
-    assert operations(faster) == [*casts, "cross_entropy_loss.default", "divide.Tensor"]
-    losses = [mean_entropy(*given), module(*constants, *given), faster(*constants, *given)]
+    fused = [*casts, "cross_entropy_loss.default", "divide.Tensor"]
+    assert operations(shortened(faster)) == fused
+    shorter = compile_direct_calls(module)
+    losses = [each(*constants, *given) for each in (module, shorter, faster)]
+    assert torch.equal(losses[0], mean_entropy(*given))
     gradients = [torch.autograd.grad(loss, SCORES)[0] for loss in losses]
     assert torch.equal(losses[0], losses[1])
     assert torch.equal(gradients[0], gradients[1])
@@ -136,8 +142,8 @@ def test_labels_beyond_the_dtypes_integers_stay_rounded() -> None:
 
     given = SCORES.detach(), CLASSES
     module, constants = simplified(roughly, *given)
-    assert fast_passes.optimized(module) is None
-    assert torch.equal(module(*constants, *given), roughly(*given))
+    assert operations(shortened(module)) == operations(module)
+    assert torch.equal(compile_direct_calls(module)(*constants, *given), roughly(*given))
 
 
 def test_integer_probabilities_are_no_labels() -> None:
@@ -146,8 +152,94 @@ def test_integer_probabilities_are_no_labels() -> None:
 
     given = SCORES.detach().double(), (SCORES.detach() > 0).long()
     module, constants = simplified(marked, *given)
-    faster = fast_passes.optimized(module) or module
-    assert torch.equal(faster(*constants, *given), marked(*given))
+    assert operations(shortened(module)) == operations(module)
+    assert torch.equal(compile_direct_calls(module)(*constants, *given), marked(*given))
+
+
+class ProductsOfKernels(TorchDispatchMode):
+    """Records the shapes and strides that each matrix product gets.
+
+    Attributes:
+        operands: Operation, and shape and strides of each operand, in the order of the calls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operands: list[Any] = []
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if "mm" in str(operation):
+            forms = [(tuple(each.shape), each.stride()) for each in args]
+            self.operands.append((str(operation), forms))
+        return operation(*args, **(kwargs or {}))
+
+
+def turned(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    """The values of a tensor of any shape, in memory in the order of these axes."""
+    back = [list(axes).index(axis) for axis in range(x.dim())]
+    return x.permute(*axes).contiguous().permute(*back)
+
+
+EINSUMS: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {
+    "heads": ("abc,cde->abde", (2, 3, 5), (5, 2, 4)),
+    "heads together": ("abcd,cde->abe", (2, 3, 4, 2), (4, 2, 5)),
+    "a matrix": ("ab,bc->ac", (7, 300), (300, 9)),
+}
+"""Equation, and shapes of the factors."""
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["contiguous", "turned"])
+@pytest.mark.parametrize("name", EINSUMS)
+def test_an_einsum_is_its_product_to_the_bit(name: str, order: int) -> None:
+    """The kernels get the same operands in both passes, whatever the layout of factors and gradients."""
+    equation, *shapes = EINSUMS[name]
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(*shape, generator=generator) for shape in shapes]
+    given = [turned(each, range(each.dim())[::order]).requires_grad_() for each in given]
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(equation, left, right)
+
+    module, _ = simplified(product, *(each.detach() for each in given))
+    assert operations(shortened(module)) == [
+        *["reshape.default"] * 2,
+        "bmm.default",
+        "reshape.default",
+    ]
+    results: list[list[torch.Tensor]] = []
+    recorded: list[Any] = []
+    for function in (product, compile_direct_calls(module)):
+        with ProductsOfKernels() as products:
+            result = function(*given)
+            weights = turned(torch.arange(result.numel()) / 7.0, [0]).reshape(result.shape)
+            weights = turned(weights, range(result.dim())[::order])
+            gradients = torch.autograd.grad(result, given, weights)
+        results.append([result, *gradients])
+        recorded.append(products.operands)
+    assert recorded[0] == recorded[1]
+    assert len(recorded[0]) == 3
+    assert all(map(torch.equal, *results))
+    assert [each.stride() for each in results[0]] == [each.stride() for each in results[1]]
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("abc,abd->abcd", ((2, 3, 4), (2, 3, 5))),
+        ("abc,cd->abd", ((1, 3, 4), (4, 2))),
+        ("abc,cd->adb", ((2, 3, 4), (4, 2))),
+    ],
+)
+def test_another_einsum_stays(equation: str, shapes: Sequence[Sequence[int]]) -> None:
+    """It is no matrix product, has an axis of size 1, or turns the product."""
+
+    def product(*factors: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(equation, *factors)
+
+    module, _ = simplified(product, *(torch.ones(*shape) for shape in shapes))
+    assert operations(shortened(module)) == ["einsum.default"]
 
 
 CONVOLVED: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool, tuple[Any, ...]]] = {
@@ -236,6 +328,73 @@ def test_a_permutation_moves_before_a_padding() -> None:
     assert faster is not None
     assert operations(faster) == ["permute.default", "pad.default"]
     assert torch.equal(faster(images), permuted(images))
+
+
+def layer(contracted: int) -> Callable[..., torch.Tensor]:
+    """Product of matrices, or the einsum of Keras' `EinsumDense` over so many axes, and a bias."""
+    if contracted == 1:
+        return lambda left, right, bias: torch.matmul(left, right) + bias
+    return lambda left, right, bias: torch.einsum("abcd,cde->abe", left, right) + bias
+
+
+LAYERS = {
+    "short": (layer(1), (4, 8, 16), (16, 24), (24,)),
+    "wide": (layer(1), (64, 96), (96, 130), (130,)),
+    "long": (layer(1), (32, 3000), (3000, 40), (40,)),
+    "longer": (layer(1), (8, 9001), (9001, 3), (3,)),
+    "heads": (layer(2), (4, 6, 2, 8), (2, 8, 16), (16,)),
+    "empty": (layer(1), (0, 16), (16, 24), (24,)),
+}
+"""A layer, and the shapes of its inputs, kernel and bias."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_bias_is_fused_where_that_changes_no_bit(name: str, dtype: torch.dtype) -> None:
+    """Kernels that round otherwise with a bias do so for most elements of other numbers, too."""
+    function, *shapes = LAYERS[name]
+    generator = torch.Generator().manual_seed(1)
+    draws = [
+        [torch.randn(*each, generator=generator).to(dtype).requires_grad_() for each in shapes]
+        for _ in range(5)
+    ]
+    module, _ = simplified(function, *(each.detach() for each in draws[0]))
+    with torch.no_grad():
+        exact = fast_passes.optimized(module, exactly=True)
+    faster = fast_passes.optimized(module)
+    assert faster is not None
+    assert operations(faster).count("addmm.default") == 1
+    changed = sum(bits_changed(function, faster, given) for given in draws)
+    assert (exact is not None) == (not changed and name != "empty")
+    if exact is not None:
+        assert operations(exact) == operations(faster)
+
+
+UNCOMPARED = {
+    "integers": [torch.ones(each, dtype=torch.int32) for each in ((4, 8), (8, 3), (3,))],
+    "expanded": [torch.ones(1, 8).expand(4, 8), torch.ones(8, 3), torch.ones(3)],
+    "large": [torch.ones(1), torch.ones(1024, 1024), torch.ones(1024)],
+}
+"""Inputs, kernel and bias of which random ones cannot be drawn, or would take long to multiply."""
+
+
+@pytest.mark.parametrize("name", UNCOMPARED)
+def test_a_bias_that_is_not_compared_is_not_fused(name: str) -> None:
+    def biased(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(left if len(left) > 1 else left.repeat(512, 1024), right) + bias
+
+    module, _ = simplified(biased, *UNCOMPARED[name])
+    assert fast_passes.optimized(module, exactly=True) is None
+
+
+def bits_changed(
+    function: Callable[..., torch.Tensor], faster: GraphModule, given: Sequence[torch.Tensor]
+) -> bool:
+    """Whether results or gradients differ."""
+    results = [each(*given) for each in (function, faster)]
+    weights = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(2))
+    gradients = [torch.autograd.grad(each, given, weights.to(each.dtype)) for each in results]
+    return not all(map(torch.equal, (results[0], *gradients[0]), (results[1], *gradients[1])))
 
 
 def normalized(inputs: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

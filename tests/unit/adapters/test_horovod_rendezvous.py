@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -105,3 +110,56 @@ def test_the_wait_for_others_is_interrupted(rank: int) -> None:
             pytest.fail("a process did not come")
     finally:
         rendezvous.allow_waiting()
+
+
+START = """
+import horovod.torch as hvd
+try:
+    hvd.init()
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_process_outlives_a_connection_that_was_reset_before_it_was_accepted(
+    server: RendezvousServer,
+) -> None:
+    """Rank 1 of 2 is stopped while rank 0, which is this test, connects and is lost."""
+    settings = {
+        "RANK": 1,
+        "SIZE": 2,
+        "LOCAL_RANK": 1,
+        "LOCAL_SIZE": 2,
+        "CROSS_RANK": 0,
+        "CROSS_SIZE": 1,
+    }
+    settings |= {"GLOO_RENDEZVOUS_ADDR": LOOPBACK, "GLOO_RENDEZVOUS_PORT": server.server_port}
+    settings |= {
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
+        "GLOO_IFACE": "lo",
+        "HOSTNAME": LOOPBACK,
+    }
+    environment = os.environ | {f"HOROVOD_{name}": str(value) for name, value in settings.items()}
+    request(server, "PUT", "/global/rank_0", b"another host")
+    with (
+        socket.create_server(
+            ("127.255.255.254", 0)
+        ) as listener,  # the side with the lower address waits
+        subprocess.Popen(
+            [sys.executable, "-c", START], env=environment, stdout=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        while not (address := request(server, "GET", "/global/1")[1]):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        host, port = socket.inet_ntoa(address[4:8]), int.from_bytes(address[2:4], "big")
+        with socket.create_connection((host, port)) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        request(server, "PUT", "/global/0", address_of(listener))
+        process.send_signal(signal.SIGCONT)
+        printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert "Horovod initialization failed" in printed

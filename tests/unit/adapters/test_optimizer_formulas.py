@@ -13,6 +13,8 @@ from integration.session_specs import spec
 import isotrain
 from isotrain.adapters.common import adam_variants
 from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.optim import native
+from isotrain.adapters.torch.optim.fused_sgd import native_update
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.adapters.torch.optim.lion import Lion
 from isotrain.adapters.torch.optim.muon import Muon
@@ -69,6 +71,91 @@ def test_each_element_is_bounded_on_both_sides(clipped):
     for bound, gradients in zip(BOUNDS["clipvalue"], clipped["clipvalue"], strict=True):
         for gradient, before in zip(gradients, GRADIENTS, strict=True):
             np.testing.assert_array_equal(gradient, np.clip(before, -bound, bound))
+
+
+OPTIMIZERS = {
+    "adam": {},
+    "amsgrad": {"name": "adam", "amsgrad": True},
+    "adamw": {"weight_decay": 0.01},
+    "sgd": {"momentum": 0.9, "nesterov": True},
+    "rmsprop": {"momentum": 0.9, "centered": True},
+    **{name: {} for name in ("adagrad", "lion", "nadam", "radam")},
+}
+SIZES = (1003, 10, 128)
+"""Lengths of weights: some elements are left over by vectors of any length."""
+
+
+def updated_whole_and_in_shards(session: isotrain.Session) -> dict[str, list[np.ndarray]]:
+    """Weights and slots after updates of whole weights, then of their first and their other elements."""
+    return {
+        name: [_updated({"name": name, "lr": 0.01, **options}, cut) for cut in (0, 1, 3, 500)]
+        for name, options in OPTIMIZERS.items()
+    }
+
+
+def _updated(optimizer: dict[str, object], cut: int) -> np.ndarray:
+    import keras
+
+    from isotrain.adapters.keras import model as keras_model
+    from isotrain.adapters.keras import private as keras_private
+    from isotrain.adapters.torch.optim.keras_foreach import keras_update
+
+    def shards(vectors: list[np.ndarray]) -> list[np.ndarray]:
+        return [part for each in vectors for part in (each[:cut], each[cut:])]
+
+    random = np.random.default_rng(0)
+    fields = isotrain.TrainingSpec(**spec(optimizer=optimizer, reproducible="bits"))
+    made, _ = keras_model.build_optimizer(fields, "torch")
+    initial = [random.standard_normal(size).astype("float32") for size in SIZES]
+    variables = [keras.Variable(each) for each in shards(initial)]
+    made.build(variables)
+    update = keras_update(fields, made, variables)
+    for _ in range(4):
+        gradients = [random.standard_normal(size).astype("float32") for size in SIZES]
+        with torch.no_grad():
+            update([torch.tensor(each) for each in shards(gradients)])
+    kinds = [variables, *keras_private.slots_of(made).values()]
+    return np.concatenate([each.value.detach().numpy() for kind in kinds for each in kind])
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_elements_of_a_shard_of_a_module_are_updated_as_those_of_the_whole_weight(name):
+    """With `reproducible`, by the optimizers of torch; LAMB and Muon are refused there."""
+    optimizer = {"name": name, "lr": 0.01, **OPTIMIZERS[name]}
+    whole, *others = [_natively_updated(optimizer, cut) for cut in (0, 1, 3, 500)]
+    assert [each.tobytes() == whole.tobytes() for each in others] == [True] * 3
+
+
+def _natively_updated(optimizer: dict[str, object], cut: int) -> np.ndarray:
+    random = np.random.default_rng(0)
+    fields = isotrain.TrainingSpec(**spec(optimizer=optimizer, reproducible="bits"))
+
+    def shards() -> list[torch.Tensor]:
+        vectors = [random.standard_normal(size).astype("float32") for size in SIZES]
+        return [torch.tensor(part) for each in vectors for part in (each[:cut], each[cut:])]
+
+    weights = [torch.nn.Parameter(each) for each in shards()]
+    made = native.build_optimizer(fields, weights)
+    update = native_update(fields, made)
+    for _ in range(4):
+        for weight, gradient in zip(weights, shards(), strict=True):
+            weight.grad = gradient
+        update()
+    kinds = sorted({name for weight in weights for name in made.state[weight]})
+    slots = [made.state[weight][kind] for kind in kinds for weight in weights]
+    tensors = [*weights, *(slot for slot in slots if slot.dim())]
+    return np.concatenate([each.detach().numpy() for each in tensors])
+
+
+@pytest.mark.slow
+@pytest.mark.kernels
+def test_elements_of_a_shard_are_updated_as_those_of_the_whole_weight(tmp_path):
+    """With `reproducible`; LAMB and Muon are refused there."""
+    results = run_isolated(updated_whole_and_in_shards, spec(), "torch-ddp", tmp_path / "run")
+    for name, (whole, *others) in results.items():
+        assert [each.tobytes() == whole.tobytes() for each in others] == [True] * 3, name
 
 
 def test_missing_slots_are_created_as_zeros():

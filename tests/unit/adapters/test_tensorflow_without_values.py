@@ -62,6 +62,12 @@ def errors_of_reads(session: isotrain.Session) -> dict[str, Any]:
             "assigned to in part": lambda: np.asarray(small),
             "result": lambda: float(total),
             "result, as an array": lambda: np.asarray(total),
+            "compared": lambda: total == total,
+            "twice": lambda: 2 * total,
+            "less": lambda: 1 - total,
+            "negative": lambda: -total,
+            "largest": lambda: max(total, 0.0),
+            "as text": lambda: f"{total:.3f}",
             "of a result": lambda: float(twice(total)),
             "of a small one": lambda: float(noted(lambda: tf.reduce_sum(small))()),
             "large tensor": lambda: float(noted(lambda: tf.reduce_sum(tf.ones(LARGE)))()),
@@ -77,6 +83,34 @@ def errors_of_reads(session: isotrain.Session) -> dict[str, Any]:
     return found
 
 
+def compared_with_a_result(session: isotrain.Session) -> dict[str, bool]:
+    """Whether a result without values counts as equal to each of several values."""
+    import tensorflow as tf
+
+    from isotrain.adapters.tensorflow.base.without_values import AbstractTensor
+    from isotrain.adapters.tensorflow.pipeline.modules import are_equal_tensors
+
+    values = {
+        "result": AbstractTensor(tf.TensorShape([2, 3]), tf.float32),
+        "tensor": tf.zeros([2, 3]),
+        "other shape": tf.zeros([3, 2]),
+        "array": np.zeros((2, 3)),
+    }
+    result, unknown = (AbstractTensor(tf.TensorShape(x), tf.float32) for x in ([2, 3], None))
+    pairs = {name: (result, each) for name, each in values.items()} | {"nothing": (unknown, None)}
+    forth = {name: are_equal_tensors(*pair) for name, pair in pairs.items()}
+    back = {name: are_equal_tensors(*pair[::-1]) for name, pair in pairs.items()}
+    assert forth == back
+    return forth
+
+
+@pytest.mark.slow
+def test_a_result_without_values_is_equal_to_tensors_of_its_shape_alone(tmp_path: Path) -> None:
+    found = run_isolated(compared_with_a_result, spec(), "tf-mirrored", tmp_path / "run")
+    assert {name for name, is_equal in found.items() if is_equal} == {"result", "tensor"}
+    assert len(found) == 5
+
+
 @pytest.mark.slow
 def test_what_lacks_values_cannot_be_read(tmp_path: Path) -> None:
     found = run_isolated(errors_of_reads, spec(), "tf-mirrored", tmp_path / "run")
@@ -89,4 +123,4 @@ def test_what_lacks_values_cannot_be_read(tmp_path: Path) -> None:
     assert found.pop("calls") == 5
     assert found.pop("afterwards") == [*LARGE]
     assert found == dict.fromkeys(found, True)
-    assert len(found) == 10
+    assert len(found) == 16

@@ -24,6 +24,7 @@ def replica() -> tuple[TorchReplica, list[torch.Tensor]]:
     return TorchReplica(trainer, SingleReplicaCommunicator()), weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "stop"), [(0, 24), (1, 3), (2, 7), (5, 9), (4, 20), (18, 22), (24, 24), (3, 3)]
 )

@@ -99,6 +99,23 @@ def test_a_small_tensor_is_not_given_the_memory_of_one_without_values() -> None:
     assert is_missing_value(raised.value)
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        torch.Tensor.data_ptr,
+        lambda tensor: tensor.apply_(abs),
+        lambda tensor: tensor.map_(tensor, max),
+    ],
+)
+def test_memory_that_is_not_there_is_not_used(use: Callable[[torch.Tensor], Any]) -> None:
+    """Addresses of all would be equal, and programs that read there would die."""
+    use(torch.ones(3))
+    with WithoutValues():
+        use(torch.ones(3))
+        with pytest.raises(MissingValueError, match="takes memory"):
+            use(large())
+
+
 def test_wrong_shapes_are_no_missing_values() -> None:
     images, kernel = torch.ones(8, 3, 200, 200), torch.ones(256, 250, 3, 3)
     with WithoutValues():

@@ -60,11 +60,13 @@ def test_headings_go_down_one_level_at_a_time(page: Page) -> None:
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
+@pytest.mark.slow
 def test_every_table_has_a_caption_and_scopes(page: Page) -> None:
     assert len(page.of("caption")) == len(page.of("table")) > 10
     assert all(head.get("scope") in ("col", "row") for head in page.of("th"))
 
 
+@pytest.mark.slow
 def test_the_page_has_a_language_and_a_skip_link(page: Page) -> None:
     assert page.of("html") == [{"lang": "en"}]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
@@ -74,6 +76,7 @@ def test_the_page_has_a_language_and_a_skip_link(page: Page) -> None:
     assert {link.removeprefix("#") for link in links} <= set(ids)
 
 
+@pytest.mark.slow
 def test_every_plot_has_a_text_alternative(page: Page) -> None:
     drawings = page.of("svg")
     assert len(drawings) == 12
@@ -84,6 +87,7 @@ def test_every_plot_has_a_text_alternative(page: Page) -> None:
     assert "horovod-tf:gloo@4 6,951 samples/s (6,812 to 7,091)" in page.text
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_anywhere(page: Page) -> None:
     assert not page.of("script")
     for tag, attributes in page.elements:
@@ -95,6 +99,7 @@ def test_nothing_is_loaded_from_anywhere(page: Page) -> None:
     assert "url(" not in style
 
 
+@pytest.mark.slow
 def test_every_cell_is_a_row_with_the_full_reason_if_it_failed(page: Page) -> None:
     for cell in samples.typical().cells:
         assert cell.name in page.text
@@ -103,6 +108,7 @@ def test_every_cell_is_a_row_with_the_full_reason_if_it_failed(page: Page) -> No
     assert page.text.count(" tie ") >= 2
 
 
+@pytest.mark.slow
 def test_the_headline_has_speed_and_likeness_and_the_command() -> None:
     cells = [samples.cell("torch-ddp", 1), samples.cell("tf-mirrored", 1)]
     record = samples.comparison(cells, samples.Verdict("tf-mirrored@1", [], "Fastest."))
@@ -131,6 +137,7 @@ def test_the_command_has_every_option_of_the_measurement() -> None:
     assert headline.command(first).endswith(" --time-budget 10800s")
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_warned_of() -> None:
     cell = samples.cell("torch-ddp", 1)
     busy = [replace(cell.repeats[0], others_cores=1.3), replace(cell.repeats[1], others_cores=0.1)]
@@ -141,6 +148,7 @@ def test_a_busy_machine_is_warned_of() -> None:
     assert load_warning(record.cells, 16) is None
 
 
+@pytest.mark.slow
 def test_the_page_has_no_folders() -> None:
     cell = samples.cell("torch-ddp", 1)
     cell = replace(cell, plan={**cell.plan, "notes": ["read from /home/me/x/data.npz:train"]})
@@ -148,10 +156,11 @@ def test_the_page_has_no_folders() -> None:
     spec = {"model": "/home/me/x/digits.py:model", "url": "s3://bucket/folder/file"}
     html = render(replace(record, spec=spec))
     assert "/home/me" not in html
-    assert "Trained was digits.py:model" in html
+    assert "Trained model: digits.py:model" in html
     assert "s3://bucket/folder/file" in html
 
 
+@pytest.mark.slow
 def test_too_few_runs_are_not_called_a_tie() -> None:
     cells = [samples.cell("torch-ddp", count, repeats=2) for count in (1, 2)]
     verdict = samples.Verdict(None, [cell.name for cell in cells], "Two runs of each.")
@@ -161,6 +170,7 @@ def test_too_few_runs_are_not_called_a_tie() -> None:
     assert not any(given.get("class") == "mark tie" for _, given in found.elements)
 
 
+@pytest.mark.slow
 def test_texts_of_records_are_escaped(hostile: str) -> None:
     found = Page(hostile)
     assert not found.of("script")
@@ -168,6 +178,7 @@ def test_texts_of_records_are_escaped(hostile: str) -> None:
     assert "<script>alert(1)</script> & \"quoted\" 'text' $\\frac{$ ]]> url(#x)" in found.text
 
 
+@pytest.mark.slow
 def test_every_plot_is_a_sound_svg_and_png(folder: Path) -> None:
     found = sorted(path.name for path in (folder / "plots").iterdir())
     names = ("loss", "memory", "scaling", "step-times", "throughput", "timeline")
@@ -193,6 +204,7 @@ def test_the_same_comparison_gives_the_same_bytes(folder: Path, tmp_path: Path) 
         assert (folder / file).read_bytes() == (tmp_path / file).read_bytes(), file
 
 
+@pytest.mark.slow
 def test_the_trace_has_a_process_per_cell_and_a_thread_per_rank(folder: Path) -> None:
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     cells = [cell for cell in samples.typical().cells if cell.timeline]
@@ -204,6 +216,7 @@ def test_the_trace_has_a_process_per_cell_and_a_thread_per_rank(folder: Path) ->
     assert spans[1]["dur"] == pytest.approx(1e6 * cells[1].timeline[1].seconds)
 
 
+@pytest.mark.slow
 def test_plots_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
     old = tmp_path / "plots" / "scaling.svg"
     old.parent.mkdir()
@@ -218,6 +231,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pages.write_report(samples.none_finished(), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none_finished", "broken_numbers"])
 def test_missing_figures_are_noted(name: str) -> None:
     text = Page(render(samples.ALL[name]())).text
@@ -237,6 +251,7 @@ def test_an_interrupted_comparison_says_so() -> None:
     assert "The comparison was interrupted before its first run." in text
 
 
+@pytest.mark.slow
 def test_plots_with_control_characters_are_valid() -> None:
     cell = replace(samples.cell("torch-ddp", 1), name="_bad\x1b[31m\x00\ud800@1")
     plots = plots_of(samples.comparison([cell], samples.single().verdict))

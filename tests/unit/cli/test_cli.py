@@ -226,6 +226,17 @@ def test_exit_codes_are_documented() -> None:
         (["run", "small.json", "--epochs", "3"], "with --set epochs=VALUE"),
         (["run", "small.json", "--batch-size=3"], "with --set global_batch_size=VALUE"),
         (["run", "small.json", "--learning-rate", "3"], "with --set optimizer.lr=VALUE"),
+        (["run", "small.json", "--num-workers", "2"], "with --set loader.workers=VALUE"),
+        (
+            ["run", "small.json", "--clip", "1"],
+            "with --set clip.KEY=VALUE, where KEY is one of value, norm, global_norm",
+        ),
+        (
+            ["run", "small.json", "--elastic"],
+            "elastic.KEY=VALUE, where KEY is one of min (needed),",
+        ),
+        (["run", "small.json", "--class-weight"], "with --set 'class_weight={KEY: VALUE}'"),
+        (["run", "small.json", "--ema", "0.9"], "with --set ema=VALUE"),
         (
             ["run", "small.json", "--backend", "torch-ddp", "-r", "2"],
             "unknown option '-r'. Did you mean '--ranks'?",
@@ -290,6 +301,8 @@ def test_exit_codes_are_documented() -> None:
             "unknown strategy 'x'",
         ),
         (["plan", "small.json", "--diff", "torch-ddp@x", "torch-ddp"], "REPLICAS"),
+        (["run", "small.json", "--num-processes", "2"], "Did you mean '--replicas'?"),
+        (["plan", "small.json", "--strategy", "fsdp"], "Did you mean 'sharded'?"),
         (["plan", "small.json", "--backend", "torch-ddp", "--diff", "a", "b"], "--diff"),
         (["check", "small.json", "--backend", "torch-ddp", "--replicas", "1,0"], "at least 1"),
         (["check", "small.json", "--backend", "torch-ddp", "--ignore", "ISO99"], "ISO"),

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from helpers.in_process import command as in_process
 from helpers.signals import heed_signals
-from unit.cli.small_project import isotrain, redirected, started
+from unit.cli.small_project import MODULE, isotrain, redirected, started
 
 from isotrain.core.cli.exit_codes import ExitCode
 
@@ -103,6 +103,24 @@ def test_a_result_is_printed_though_files_were_removed(folder: Path) -> None:
     assert "final loss" in done.stdout
     assert "versions.json: removed from" in done.stderr
     assert done.returncode == ExitCode.RUN_FAILED
+
+
+def test_a_run_says_once_what_its_plan_warns_of(folder: Path) -> None:
+    """What the model takes is known to the processes; all else before they start."""
+    small = "\nfrom isotrain.core.system import hardware\nhardware.memory_bytes = lambda: 50\n"
+    (folder / "small.py").write_text(MODULE + small)
+    run = ["run", "small.json", "--backend", "reference", "--replicas", "2", "--output", "run"]
+    found = in_process(*run, "--set", "backend_options.refrence.size=1", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    lines = found.stderr.splitlines()
+    unused, memory = (
+        [index for index, line in enumerate(lines) if line.startswith(f"warning: {begin}")]
+        for begin in ("backend_options.refrence: unknown backend", "memory: 2 replicas take ")
+    )
+    assert len(unused) == len(memory) == 1
+    assert unused < [lines.index("building the model")] < memory
+    warnings = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
+    assert json.loads((folder / "run" / "result.json").read_text())["plan"]["warnings"] == warnings
 
 
 def test_run_prints_plain_lines(folder: Path) -> None:

@@ -56,6 +56,7 @@ def rows(lines: list[str], column: str) -> list[list[str]]:
     return [line.split() for line in [*lines[begin + 2 :], ""]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_backends_are_a_table(columns: int, tmp_path: Path) -> None:
     lines = on_terminal("backends", columns=columns, folder=tmp_path)
@@ -71,6 +72,7 @@ def test_backends_are_a_table(columns: int, tmp_path: Path) -> None:
     assert "hierarchical-copy," in " ".join(lines).split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_runs_are_a_table_where_it_fits(columns: int, tmp_path: Path) -> None:
     for name, backend in RUNS.items():

@@ -6,12 +6,13 @@ import json
 import mmap
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
 from isotrain.core.contracts.events import EpochEnded, ProcessEvent, Scalars, Steps
-from isotrain.core.contracts.membership import Membership
+from isotrain.core.contracts.membership import Membership, newcomer_context
 from isotrain.core.contracts.process import ProcessContext, ProcessInfo, from_variables
 from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
@@ -29,7 +30,7 @@ FIELDS = {
     "source": 3,
     "behind": (2,),
     "done": 5,
-    "phase": 2,
+    "metrics_collected": True,
     "reported": 4,
     "epochs": 1,
     "scalars": 3,
@@ -103,14 +104,22 @@ def test_members_are_ranked_anew() -> None:
 
 
 def test_a_process_that_joins_is_ranked_after_the_others() -> None:
-    info = ProcessInfo(5, replicas=(0,))
-    first = ProcessContext(5, 1, "run", (info,), (("127.0.0.1", 15),), joins=True)
+    processes = tuple(ProcessInfo(rank, "a", rank, (rank,)) for rank in range(4))
+    addresses = tuple(("10.0.0.1", 10 + rank) for rank in range(4))
+    start = ProcessContext(1, 4, "run", processes, addresses)
+    first = newcomer_context(start, 5, "c", ("10.0.0.3", 15))
     assert from_variables(first.to_variables()) == first
-    context = membership(1, 3, 5).context(first)
-    assert (context.rank, context.replicas, context.world_size) == (2, 3, 3)
-    assert context.local_replicas == (2,)
-    assert [port for _, port in context.addresses] == [7, 13, 15]
-    assert not context.joins
+    assert (first.local_process, first.address) == (ProcessInfo(5, "c", 0, (0,)), ("10.0.0.3", 15))
+    joined = ((4, "b", "10.0.0.2"), (5, "c", "10.0.0.3"))
+    group = replace(membership(1, 3, 4, 5), joined=joined)
+    for context in (group.context(first), replace(group.context(start), rank=3)):
+        assert (context.rank, context.replicas, context.world_size) == (3, 4, 4)
+        assert context.local_replicas == (3,)
+        assert [process.host for process in context.processes] == ["a", "a", "b", "c"]
+        expected = [("10.0.0.1", 7), ("10.0.0.1", 13), ("10.0.0.2", 14), ("10.0.0.3", 15)]
+        assert [*context.addresses] == expected
+        assert not context.joins
+    assert Membership.from_bytes(group.to_bytes()) == group
 
 
 def test_members_on_other_hosts_keep_their_addresses() -> None:
@@ -176,6 +185,32 @@ def test_a_new_rank_0_sends_what_the_old_one_has_not() -> None:
     assert events[1]["learning_rates"] == [0.5, 0.25]
     assert events[2]["values"] == [{"a": 3.0}]
     assert events[3]["epoch"] == 1
+
+
+def test_what_is_kept_of_steps_that_are_taken_again_is_dropped() -> None:
+    """Also where the launcher had received more of them than are kept now."""
+    descriptor = os.memfd_create("page")
+    os.ftruncate(descriptor, PAGE_BYTES)
+    reading, writing = os.pipe()
+    reporter = Reporter(1, writing, descriptor)
+    for step in range(10):
+        reporter.report(Steps(first=step, losses=[0.5], learning_rates=[1.0]))
+        reporter.report(EpochEnded(metrics={}, epoch=step, done=step + 1, loss=0.5))
+    reporter.report(Steps(first=10, losses=[0.5, 0.5], learning_rates=[1.0, 1.0]))
+    reporter.report(Scalars(steps=[5, 6], values=[{"a": 1.0}, {"a": 2.0}]))
+    acknowledge(mmap.mmap(descriptor, PAGE_BYTES), 8)
+    reporter.drop_kept(6)
+    for step in (6, 7):
+        reporter.report(Steps(first=step, losses=[0.25], learning_rates=[1.0]))
+    reporter.rank = 0
+    assert reporter.send_kept(5, 4, 0) == 8
+    reporter.flush()
+    reporter.close()
+    events = [json.loads(line) for line in os.read(reading, 1 << 16).splitlines()]
+    steps = {e["first"]: e["losses"] for e in events if e["event"] == "steps"}
+    assert steps == {5: [0.5], 6: [0.25], 7: [0.25]}
+    assert [e["epoch"] for e in events if e["event"] == "epoch"] == [4, 5]
+    assert [e["steps"] for e in events if e["event"] == "scalars"] == [[5]]
 
 
 def test_only_what_the_launcher_has_received_is_dropped() -> None:

@@ -116,6 +116,46 @@ def test_sums_have_the_bits_of_one_tree(counts: tuple[int, ...]) -> None:
             assert parts.ndim < 2 or not np.array_equal(total, np.add.reduce(parts))
 
 
+@pytest.mark.parametrize("replicas", range(2, 8))
+def test_blocks_of_any_size_have_the_bits_of_one_tree(
+    replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tensors that end within a block, beside empty ones."""
+    tensors = [parts_of((length,), "float32") for length in (0, 4711, 1, 2345)]
+    counts = equal_part_counts(PARTS, replicas)
+    whole = summed(tensors, counts)
+    for block in (97, 1000):
+        monkeypatch.setattr(tree_sum, "BLOCK", block)
+        for results in summed(tensors, counts):
+            for one, other in zip(whole[0], results, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+class Counted:
+    """Number that counts additions."""
+
+    def __init__(self, additions: list[None]) -> None:
+        self._additions = additions
+
+    def __add__(self, other: Counted) -> Counted:
+        self._additions.append(None)
+        return Counted(self._additions)
+
+
+@pytest.mark.parametrize("large", [0, LARGE])
+def test_each_addition_is_made_once_on_one_replica(
+    large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_sum, "SMALL", 0)
+    monkeypatch.setattr(tree_sum, "LARGE", large)
+    for replicas in range(1, PARTS + 1):
+        additions: list[None] = []
+        length = 3 * 8 * 5 * 7 * 11
+        parts = np.full((PARTS, length), Counted(additions), dtype=object)
+        summed([parts], equal_part_counts(PARTS, replicas))
+        assert len(additions) == (PARTS - 1) * length
+
+
 def test_a_replica_sums_the_largest_subtrees_of_its_parts() -> None:
     assert subtrees_of_replicas((4, 4)) == [[(0, 4)], [(4, 4)]]
     assert subtrees_of_replicas((3, 3, 2)) == [[(0, 2), (2, 1)], [(3, 1), (4, 2)], [(6, 2)]]

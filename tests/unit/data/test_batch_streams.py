@@ -29,6 +29,7 @@ from isotrain.core.data.streaming.streams import reader as as_reader
 from isotrain.core.errors import DataError
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     global_batch_size=st.integers(1, 25),

@@ -127,6 +127,32 @@ def test_parts_are_the_same_however_they_are_dealt(length, size, counts, start):
         assert whole.part_counts == (parts,)
 
 
+@pytest.mark.parametrize("options", [{}, {"transform": lambda i, t, r: (i + 1, t)}])
+def test_each_process_gets_the_parts_to_verify(options):
+    """Besides its own ones, of which one may be the same; every fourth step from the first one of the run."""
+    whole = loader(20, parts=4, epochs=6, **options)
+    chosen = []
+    for replica in range(3):
+        dealt = loader(
+            20, parts=4, epochs=6, replicas=3, local_replicas=[replica], verify_every=4, **options
+        )
+        for mine, alone in zip(
+            dealt.from_step(1, part_counts=(2, 1, 1)), whole.from_step(1), strict=True
+        ):
+            assert [len(slices) for slices in mine.slices] == [[2, 1, 1][replica]]
+            if mine.step % 4:
+                assert mine.verified is None
+                continue
+            parts = alone.slices[0]
+            part = next(n for n, each in enumerate(parts) if each.first == mine.verified.first)
+            assert mine.verified.count == parts[part].count > 0
+            np.testing.assert_array_equal(mine.verified.inputs, parts[part].inputs)
+            np.testing.assert_array_equal(mine.verified.targets, parts[part].targets)
+            chosen.append(part)
+    assert chosen[:4] == chosen[4:8] == chosen[8:]
+    assert len({*chosen}) > 1
+
+
 class SampleBySample:
     """Arrays of which the loader knows nothing: it gathers whole shares, checks and cuts them."""
 

@@ -40,6 +40,7 @@ def rows(batch: Any) -> list[Any]:
     return [row for part in parts for row in part.inputs[: part.count].tolist()]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     length=st.integers(1, 40),

@@ -81,6 +81,7 @@ def test_processes_stay_for_the_next_epoch_and_end_with_the_loader() -> None:
     assert not any(is_alive(pid) for pid in pids[0])
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_number_of_processes() -> None:
     one, three = (epochs_of(made(Pids(workers), epochs=2), "inputs") for workers in (1, 3))
     assert one == three
@@ -88,6 +89,7 @@ def test_draws_do_not_depend_on_the_number_of_processes() -> None:
     assert len(set(numbers)) == len(numbers) == 2 * 20 * 2
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_seed() -> None:
     def drawn(seed: int) -> Any:
         source = as_source(Pids(2))
@@ -113,6 +115,7 @@ def test_an_epoch_that_is_left_early() -> None:
     assert len(list(batches)) == 10
 
 
+@pytest.mark.slow
 def test_epochs_that_are_read_beside_each_other() -> None:
     """As in a loop that is left and begun again, whose first iterator is still there."""
     read = reader(Pids(2))
@@ -132,6 +135,7 @@ def test_epochs_that_are_read_beside_each_other() -> None:
     assert not is_alive(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "text"),
     [

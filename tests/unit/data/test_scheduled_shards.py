@@ -286,6 +286,7 @@ def test_a_collate_that_leaves_samples_out_is_refused() -> None:
         targets_of(shards_of((8, 8), collate=collate), 0, 1)
 
 
+@pytest.mark.slow
 def test_the_readers_of_two_hosts_read_their_shards(
     connect: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -214,6 +214,7 @@ def test_compressed_npz_members_are_loaded(tmp_path):
     assert source.in_memory
 
 
+@pytest.mark.slow
 def test_a_mapped_source_is_mapped_again_in_another_process(tmp_path):
     big = np.arange(200_000, dtype=np.float64).reshape(1000, 200)
     np.save(tmp_path / "x.npy", big)

@@ -81,6 +81,7 @@ class NumberedIterator:
         return INPUTS[start:stop], TARGETS[start:stop]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
     kind=st.sampled_from([Shuffled, Numbered]),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from unit.environments.environment_cases import CASES, HALVES, WRONG
+from unit.environments.environment_cases import CASES, HALVES, RAY, WRONG
 
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment, ClusterInfo
 from isotrain.core.errors import ClusterInfoError
@@ -72,6 +72,13 @@ def test_ranks_of_open_mpi_share_a_secret() -> None:
     told = json.loads((RECORDED[0].parent / "mpirun.json").read_text())[0]["variables"]
     assert host.environment("openmpi").secret(told) == "secret"  # in the place of what it was
     assert host.environment("slurm").secret(told) is None
+
+
+def test_workers_of_ray_go_on_where_their_program_says_so() -> None:
+    """Ray Train ends all workers when one is lost."""
+    ray = HOST.environment("ray")
+    assert "Ray Train ends all workers" in (ray.why_not_elastic(RAY) or "")
+    assert ray.why_not_elastic({**RAY, "ISOTRAIN_RAY_ELASTIC": "1"}) is None
 
 
 def test_every_recorded_launcher_has_an_environment() -> None:

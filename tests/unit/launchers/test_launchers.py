@@ -282,6 +282,16 @@ class TestRay:
         handed_on = (*(part for name in names for part in ("-x", name)), "--", *COMMAND.arguments)
         assert command[11:] == handed_on
 
+    def test_the_ranks_of_an_elastic_run_outlive_each_other_and_are_replaced(self) -> None:
+        (program,) = RayLauncher(2).submission(COMMAND).commands
+        assert "--elastic" not in program
+        elastic = {"spec_text": '{"elastic": {"min": 2}}', "replacements": 3}
+        (program,) = RayLauncher(2).submission(dataclasses.replace(COMMAND, **elastic)).commands
+        at = program.index("--elastic")
+        assert program[at + 2 : at + 4] == ("--replacements", "3")
+        joins = json.loads(program[at + 1])
+        assert joins[1:] == ["-m", "isotrain", "join", str(COMMAND.run_directory)]
+
     def test_a_host_is_left_out_where_it_has_one_worker(self) -> None:
         assert RayLauncher(3, placement="STRICT_SPREAD").without("b") == {"workers": 2}
         for few in (RayLauncher(3), RayLauncher(1, placement="STRICT_SPREAD")):

@@ -52,6 +52,28 @@ class TestSlurm:
         assert "#SBATCH --no-kill\n" in submission.files["job.sh"]
         assert "#SBATCH --no-kill" not in SlurmLauncher(nodes=2).submission(COMMAND).files["job.sh"]
 
+    def test_a_lost_task_is_replaced_by_a_step_or_a_job_of_one_task(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        launcher = SlurmLauncher(nodes=4, tasks_per_node=2, partition="cpu")
+        joins = dataclasses.replace(COMMAND, name="digits-1", joins=True, options=("--plugin", "p"))
+        alike = ("srun", "--nodes=1", "--ntasks=1")
+        named = ("--partition=cpu", "--job-name=digits-1", *joins.arguments)
+        assert joins.arguments[1:] == (
+            "-m",
+            "isotrain",
+            "join",
+            str(COMMAND.run_directory),
+            "--plugin",
+            "p",
+        )
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        assert launcher.replacement(joins).commands == ((*alike, *named),)
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        replacement = launcher.replacement(joins)
+        assert replacement.commands == ((*alike, "--overlap", *named),)
+        assert replacement.cleanup_commands[0][-2:] == ("7", "digits-1")
+
     def test_it_ends_its_job_or_its_step_of_another_job(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -55,7 +55,7 @@ class Process:
         self.received: int | None = None
         self.asked = 0
         self.context = ProcessContext(rank, 4, "run", (self.info,), ())
-        self.port = 50 + rank
+        self.address = (f"10.0.0.{rank}", 50 + rank)
 
     @property
     def is_gone(self) -> bool:
@@ -142,7 +142,7 @@ class Run:
         assert isinstance(event, LauncherNote)
         self.notes.append(event.text)
 
-    def start(self, rank: int) -> Any:
+    def start(self, rank: int, request: object) -> Any:
         if self.why_not_started:
             raise RunFailedError(self.why_not_started)
         return Process(rank)
@@ -207,7 +207,7 @@ def test_the_others_regroup_once_all_of_them_wait(run: Run) -> None:
     assert (change.generation, change.done, change.members) == (1, 5, (0, 1, 3))
     (membership,) = run.processes[0].memberships
     assert membership.ports == (100, 51, 53)
-    assert (membership.source, membership.phase, membership.reported) == (1, 1, 4)
+    assert (membership.source, membership.reported) == (1, 4)
     assert membership.behind == (0, 3)  # 3 has not done what follows the last step
     assert [process.received for process in run.processes] == [0, 0, None, 0]
     assert membership.scalars == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -143,6 +144,17 @@ def test_the_seconds_of_a_stage_are_those_of_passes_and_exchange() -> None:
     assert accumulated.stage_seconds(0, 0b011, 3) == 6 / 3 + 8 / 16
     assert accumulated.stage_seconds(0, 0b011, 1) == 6
     assert Partitioner(profile, bandwidth=50.0).transfer_seconds(0b011) == 2 * 8 / 50
+
+
+def test_the_seconds_of_a_stage_include_loss_and_update() -> None:
+    """Three layers compute 9 seconds and the loss 3, shared by workers; updates of 12 are not."""
+    layers = [replace(each, update=4.0) for each in chain(0, 0, 0).layers]
+    profile = ModelProfile(layers, loss_seconds=3.0)
+    partitioner = Partitioner(profile, bandwidth=1.0, update=8)
+    assert partitioner.stage_seconds(0, 0b111, 3) == (9 + 3) / 3 + 12 / 8
+    assert partitioner.stage_seconds(0, 0b011, 1) == 6 + 8 / 8, "the loss is of the last stage"
+    each_updates = Partitioner(profile, bandwidth=1.0)
+    assert each_updates.stage_seconds(0b011, 0b111, 2) == (3 + 3) / 2 + 4 / 2
 
 
 def test_large_weights_are_not_replicated() -> None:

@@ -351,6 +351,38 @@ def test_a_plan_predicts_a_step_with_sends_and_exchange() -> None:
         assert found.step_seconds == 2 * (1.0 + 2.0) + exchanges * 1.5, name
 
 
+@pytest.mark.parametrize("name", [*SCHEDULES, "2bw", "pipedream"])
+def test_a_plan_predicts_a_step_with_loss_and_updates(name: str) -> None:
+    """Each backward pass of the last chunk begins with the loss; updates come last, or after each pass."""
+    shape = PipelineShape(2, 4, 2 if name == "interleaved" else 1)
+    layers = equal_layers(shape).layers
+    plain = pipeline_plan(ModelProfile(layers), name, shape, 0, 2, bandwidth=1e9)
+    longer = [
+        replace(each, backward=each.backward + 4.0 * (each.chunk == shape.chunks - 1))
+        for each in layers
+    ]
+    with_loss = pipeline_plan(ModelProfile(layers, 4.0), name, shape, 0, 2, bandwidth=1e9)
+    expected = pipeline_plan(ModelProfile(longer), name, shape, 0, 2, bandwidth=1e9)
+    assert with_loss.step_seconds == expected.step_seconds
+    assert with_loss.seconds == plain.seconds, "those of the layers"
+    updated = ModelProfile([replace(each, update=1.0 + each.chunk) for each in layers])
+    found = pipeline_plan(updated, name, shape, 0, 2, bandwidth=1e9)
+    if name == "pipedream":
+        longer = [replace(each, backward=each.backward + 1.0 + each.chunk) for each in layers]
+        expected = pipeline_plan(ModelProfile(longer), name, shape, 0, 2, bandwidth=1e9)
+        assert found.step_seconds == expected.step_seconds
+        return
+    ends = [0.0, 0.0]
+    for each in time_line(
+        step_orders(name, shape), lambda work: 2.0 - (work.direction == "forward")
+    ):
+        stage = each.work.chunk % 2
+        ends[stage] = max(ends[stage], each.end)
+    of_stages = (4.0, 6.0) if name == "interleaved" else (1.0, 2.0)
+    last = max(end + update for end, update in zip(ends, of_stages, strict=True))
+    assert found.step_seconds == pytest.approx(last, rel=1e-6)
+
+
 def test_a_plan_counts_skip_connections() -> None:
     """The third stage needs the first layer's result too: the second passes it on."""
     shape, sources = PipelineShape(3, 3), [(), (0,), (0, 1)]

@@ -25,6 +25,7 @@ from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.plan import Plan, differences, split_backend
 from isotrain.core.contracts.process import ProcessInfo
+from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import (
     BackendUnavailableError,
@@ -41,8 +42,11 @@ from isotrain.core.planning.planner import make_plan, missing_capabilities, plan
 from isotrain.core.planning.resources import Devices
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.quantities import counted
 from isotrain.core.run.start import PreviousRun
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
+from isotrain.core.system.cgroups import GroupMemory
 
 
 class Declared(Adapter):
@@ -238,7 +242,7 @@ def test_gpus_are_used_when_there_are_enough(host: PluginManager) -> None:
     assert plan(host, "with-gpus", 2, device="cpu").device == "cpu"
     too_few = plan(host, "with-gpus", 3)
     assert too_few.device == "cpu"
-    assert "too few" in too_few.notes[0]
+    assert "too few" in too_few.warnings[0]
 
 
 def test_a_plan_says_that_the_model_is_compiled(host: PluginManager) -> None:
@@ -247,11 +251,11 @@ def test_a_plan_says_that_the_model_is_compiled(host: PluginManager) -> None:
 
 
 def test_a_plan_says_that_replicas_get_no_samples(host: PluginManager) -> None:
-    assert plan(host, replicas=4, global_batch_size=4).notes == ()
-    (note,) = plan(host, replicas=6, global_batch_size=4).notes
-    assert note.startswith("global_batch_size: 4 samples for 6 replicas: 2 of these get none")
+    assert plan(host, replicas=4, global_batch_size=4).warnings == ()
+    (warning,) = plan(host, replicas=6, global_batch_size=4).warnings
+    assert warning.startswith("global_batch_size: 4 samples for 6 replicas: 2 of these get none")
     own_batches = {"data": None, "epochs": None, "steps": 5, "global_batch_size": 4}
-    assert plan(host, replicas=6, **own_batches).notes == ()
+    assert plan(host, replicas=6, **own_batches).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -273,9 +277,9 @@ def test_backends_without_state_of_each_replica_refuse_it(host: PluginManager) -
 
 def test_a_plan_says_which_options_no_backend_takes(host: PluginManager) -> None:
     options = {"declard": {"size": 1}, "stepless": {}}
-    (note,) = plan(host, "declared", backend_options=options).notes
-    assert note.startswith("backend_options.declard: unknown backend")
-    assert "Did you mean 'declared'?" in note
+    (warning,) = plan(host, "declared", backend_options=options).warnings
+    assert warning.startswith("backend_options.declard: unknown backend")
+    assert "Did you mean 'declared'?" in warning
 
 
 @pytest.mark.parametrize(
@@ -395,6 +399,56 @@ class Counting(Wanting):
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> None:
         self.configured.append(plan.samples)
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas", "is_crowded"),
+    [
+        ("declared", 4 * hardware.cores(), False),
+        ("declared", 4 * hardware.cores() + 1, True),
+        ("in-one-process", 4 * hardware.cores() + 1, False),
+    ],
+)
+def test_plans_warn_of_processes_that_are_far_more_than_the_cores(
+    host: PluginManager, backend: str, replicas: int, is_crowded: bool
+) -> None:
+    warnings = plan(host, backend, replicas).warnings
+    shared = f"replicas: {replicas} processes share {counted(hardware.cores(), 'core')} here"
+    found = [text for text in warnings if "take turns" in text]
+    assert [shared in text for text in found] == [True] * is_crowded
+    assert all(text.endswith(f"Use at most {4 * hardware.cores()}") for text in found)
+
+
+def test_plans_warn_of_state_that_this_machine_has_no_memory_for(
+    host: PluginManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = ResolvedSpec(spec(), host)
+    weights = hardware.memory_bytes() // 3  # and gradients of that size; the optimizer has no state
+    stats = ModelStats(25, 6, weights, [(2, 3)], steps_per_epoch=3, model=ModelBytes((weights,)))
+
+    def warnings(made: Plan) -> list[str]:
+        completed = complete_plan(made, resolved, stats)
+        return [text for text in completed.warnings if text.startswith("memory: ")]
+
+    assert not warnings(plan(host, replicas=1))
+    made = plan(host, replicas=2)
+    (warning,) = warnings(made)
+    assert warning.startswith("memory: 2 replicas take ")
+    limit = GroupMemory(2 * weights - 1, Path("/sys/fs/cgroup/memory.max"))
+    monkeypatch.setattr(hardware, "memory_limit", lambda: limit)
+    (warning,) = warnings(plan(host, replicas=1))
+    assert "and the control group (/sys/fs/cgroup/memory.max) allows " in warning
+    monkeypatch.setattr(hardware, "memory_limit", lambda: None)
+    elsewhere = tuple(replace(each, host=f"host-{each.rank}") for each in made.processes)
+    assert not warnings(replace(made, processes=elsewhere))
+    on_gpus = replace(made, device="gpu")
+    monkeypatch.setattr(hardware, "gpu_memory_bytes", lambda: None)
+    assert not warnings(on_gpus)
+    monkeypatch.setattr(hardware, "gpu_memory_bytes", lambda: 2 * weights - 1)
+    (warning,) = warnings(on_gpus)
+    assert warning.startswith("memory: each GPU would have to hold ")
+    monkeypatch.setattr(hardware, "gpu_memory_bytes", lambda: 2 * weights)
+    assert not warnings(on_gpus)
 
 
 def test_a_strategy_is_validated_once_per_plan_and_configured_once(host: PluginManager) -> None:

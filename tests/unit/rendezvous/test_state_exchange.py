@@ -25,8 +25,8 @@ from isotrain.core.transport.connection import Connection
 
 STATE_BYTES = 1 << 20
 MEMBERS = (0, 2, 3, 5)
-DONE = {0: 7, 2: 6, 3: 7, 5: 7}
-"""Steps that each member has done: 2 is behind."""
+DONE = {0: {0: 7, 2: 6, 3: 7, 5: 7}, 3: {0: 6, 2: 6, 3: 7, 5: 7}}
+"""Steps that each member has done, by the source: the first of those that have done most."""
 
 
 class Hosts:
@@ -70,22 +70,26 @@ def hosts() -> Iterator[Hosts]:
         yield Hosts(cleanup)
 
 
-def membership(source: int, phase: int = 0) -> Membership:
-    behind = tuple(rank for rank, done in DONE.items() if done < DONE[source])
+def membership(source: int, collected: bool = False) -> Membership:
+    done = DONE[source][source]
+    behind = tuple(rank for rank, steps in DONE[source].items() if steps < done)
     ports = tuple(range(len(MEMBERS)))
-    return Membership(1, MEMBERS, ports, source, behind, DONE[source], phase, 4, 0, 0, None)
+    return Membership(1, MEMBERS, ports, source, behind, done, collected, 4, 0, 0, None)
 
 
-def carried(rank: int) -> CarriedState:
+def carried(rank: int, source: int) -> CarriedState:
     """State of a member; its sums tell by whom, and whether the next step is in them."""
+    done = DONE[source][rank]
     sums, with_next = ({"metrics/loss": TensorPart(np.full(2, 10.0 * rank + n))} for n in (0, 1))
     weights = {
-        "w": TensorPart(np.full(STATE_BYTES // 8, float(DONE[rank]))),
-        "half": TensorPart(np.full((2, 3), 0.5 + DONE[rank], np.float32), dtype="bfloat16"),
-        "scalar": TensorPart(np.array(DONE[rank])),
+        "w": TensorPart(np.full(STATE_BYTES // 8, float(done))),
+        "half": TensorPart(np.full((2, 3), 0.5 + done, np.float32), dtype="bfloat16"),
+        "scalar": TensorPart(np.array(done)),
     }
-    run = {"done": DONE[rank], "of": rank, "loss": float("nan")}
-    return CarriedState(rank, DONE[rank], 0, run, {"state": weights}, sums, with_next)
+    run = {"done": done, "of": rank, "loss": float("nan")}
+    return CarriedState(
+        rank, done, 0, False, False, run, {"state": weights}, sums, with_next
+    )
 
 
 def filled(folder: Path) -> Callable[[int, int, Callable[[str], None]], str]:
@@ -105,7 +109,9 @@ def handed_over(hosts: Hosts, agreed: Membership, folder: Path) -> dict[int, Che
         own = folder / str(rank)
         own.mkdir()
         exchange = hosts.exchanges[rank]
-        location = carried(rank).exchange(agreed, rank, lambda: False, exchange, filled(own))
+        location = carried(rank, agreed.source).exchange(
+            agreed, rank, lambda: False, exchange, filled(own)
+        )
         return CheckpointFolder(location)
 
     with ThreadPoolExecutor(len(MEMBERS)) as pool:
@@ -125,11 +131,11 @@ def content(folder: CheckpointFolder) -> tuple[Mapping[str, Any], dict[str, dict
 
 
 @pytest.mark.parametrize("source", [0, 3])
-@pytest.mark.parametrize("phase", [0, 1])
+@pytest.mark.parametrize("collected", [False, True])
 def test_every_member_has_the_whole_state_and_only_who_is_behind_gets_it(
-    hosts: Hosts, tmp_path: Path, source: int, phase: int
+    hosts: Hosts, tmp_path: Path, source: int, collected: bool
 ) -> None:
-    found = handed_over(hosts, membership(source, phase), tmp_path)
+    found = handed_over(hosts, membership(source, collected), tmp_path)
     contents = {rank: content(folder) for rank, folder in found.items()}
     run, sections = contents[2]
     assert all(each == (run, sections) for each in contents.values())
@@ -138,8 +144,9 @@ def test_every_member_has_the_whole_state_and_only_who_is_behind_gets_it(
     assert sections["state"]["half"] == [[7.5] * 3] * 2
     assert sections["state"]["scalar"] == 7
     sums = {name: each["metrics/loss"] for name, each in sections.items() if name != "state"}
-    expected = {"replica-0": 0.0, "replica-2": 21.0, "replica-3": 30.0, "replica-5": 50.0}
-    assert sums == ({} if phase else {name: [each] * 2 for name, each in expected.items()})
+    of_rank_0 = 0.0 if source == 0 else 1.0  # of the step that it broke off
+    expected = {"replica-0": of_rank_0, "replica-2": 21.0, "replica-3": 30.0, "replica-5": 50.0}
+    assert sums == ({} if collected else {name: [each] * 2 for name, each in expected.items()})
     received = {rank: channel.received for rank, channel in hosts.channels.items()}
     assert received[2] > STATE_BYTES
     assert max(received[3], received[5]) < STATE_BYTES // 10
@@ -151,7 +158,7 @@ def test_a_lost_member_ends_the_wait_of_the_others(hosts: Hosts, tmp_path: Path)
 
     def hand_over(rank: int) -> None:
         exchange = hosts.exchanges[rank]
-        carried(rank).exchange(membership(3), rank, void.is_set, exchange, lambda *_: "")
+        carried(rank, 3).exchange(membership(3), rank, void.is_set, exchange, lambda *_: "")
 
     with ThreadPoolExecutor(len(MEMBERS)) as pool:
         waiting: list[Future[None]] = [pool.submit(hand_over, rank) for rank in (0, 2, 3)]
@@ -168,7 +175,7 @@ def test_a_lost_member_ends_the_wait_of_the_others(hosts: Hosts, tmp_path: Path)
         own = tmp_path / str(rank)
         own.mkdir()
         exchange = hosts.exchanges[rank]
-        location = carried(rank).exchange(again, rank, lambda: False, exchange, filled(own))
+        location = carried(rank, 0).exchange(again, rank, lambda: False, exchange, filled(own))
         return content(CheckpointFolder(location))
 
     with ThreadPoolExecutor(len(MEMBERS)) as pool:

@@ -36,10 +36,16 @@ def parsed(path: Path) -> ast.Module:
 
 
 @functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a module: many tests look at these."""
+    return tuple(ast.walk(parsed(path)))
+
+
+@functools.cache
 def imported(path: Path) -> set[str]:
     """Dotted names that a module imports, anywhere in it."""
     found = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -145,9 +151,8 @@ PRIVATE_ALL_THE_SAME = {
 
 def private_attributes(path: Path) -> Iterator[str]:
     """Names beginning with `_` that a module asks of others: not of `self`, nor of its own classes."""
-    tree = parsed(path)
-    own = set(defined(tree))
-    for node in ast.walk(tree):
+    own = set(defined(path))
+    for node in nodes(path):
         if isinstance(node, ast.Attribute):
             of_itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             names = [] if of_itself else [node.attr]
@@ -166,9 +171,9 @@ def named_by(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else getattr(node, "attr", None)
 
 
-def defined(tree: ast.Module) -> Iterator[str]:
+def defined(path: Path) -> Iterator[str]:
     """Names of functions, classes and attributes that a module makes."""
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -250,15 +255,14 @@ def test_the_conformance_kit_is_neutral() -> None:
 
 def string_constants(path: Path) -> Iterator[str]:
     """Every string in a module but its docstrings."""
-    tree = parsed(path)
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
@@ -333,7 +337,7 @@ def test_modules_named_in_strings_exist() -> None:
             where = ROOT.joinpath(*module.split(".")[1:])
             where = where / "__init__.py" if where.is_dir() else where.with_suffix(".py")
             assert where.is_file(), f"{path}: {module}"
-            known = set(defined(parsed(where)))
+            known = set(defined(where))
             assert not inside or inside in known, f"{path}: {module}:{inside}"
 
 
@@ -405,7 +409,7 @@ def test_a_public_module_has_exactly_its_names(module: ModuleType) -> None:
 @pytest.mark.parametrize("folder", [*FOLDERS, "examples", "benchmarks", "tools"])
 def test_docstrings_begin_with_a_noun_or_a_verb(folder: str) -> None:
     for path in modules(folder):
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 docstring = ast.get_docstring(node) or ""
                 if docstring.partition("\n")[0].endswith("?"):

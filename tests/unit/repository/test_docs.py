@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from isotrain.core.cli.app import parser
+from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.cli.parser import UsageError
 from isotrain.core.launching.run_directory.run_directory import RUNS_VARIABLE, SPEC_FILE
 from isotrain.core.planning import launcher_support, listings
@@ -55,6 +56,21 @@ def test_the_page_has_the_printed_table_of_strategies(
     text = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- strategies -->\n(.*?)<!-- /strategies -->", text, re.DOTALL)
     assert found == [texts.strategies(listings.strategies(host))]
+
+
+def test_the_page_says_of_every_strategy_whether_it_is_elastic(host: PluginManager) -> None:
+    """Each row has a strategy with its options, as on the command line, and the reason that it gives."""
+    page = (ROOT / "docs" / "resuming.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"<!-- elastic strategies -->\n(.*?)<!-- / -->", page, re.DOTALL)
+    names = set()
+    for row in table.splitlines()[2:]:
+        _, choice, found, _ = (part.strip() for part in row.split("|"))
+        strategy = host.strategy(**name_with_options(choice.strip("`")))
+        reason = strategy.why_not_elastic()
+        yes = "yes" if strategy.is_savepoint(0) is None else "yes, from a savepoint"
+        assert found == (yes if reason is None else f"no: {reason}"), choice
+        names.add(strategy.name)
+    assert names == set(host.strategies.names())
 
 
 def test_the_page_has_the_printed_table_of_launchers(

@@ -52,6 +52,7 @@ def counts_of_steps(
     parts: int = 8,
     every: int = 2,
     steps: int = 12,
+    rest: float = 0.0,
 ) -> list[Counts]:
     """Parts of each replica in each step, equal on all processes.
 
@@ -61,6 +62,7 @@ def counts_of_steps(
         parts: Parts of a global batch.
         every: Steps between two dealings.
         steps: Number of steps.
+        rest: Seconds from the exchange to the end of a step.
     """
     local, replicas = threading.local(), sum(map(len, processes))
     sent: list[list[float]] = []
@@ -78,8 +80,9 @@ def counts_of_steps(
             local.now += computed * seconds(process, step)
             with shares.exchanging(batch):
                 local.now += 1000.0
+            local.now += rest
             before = shares.counts
-            assert shares.deal() is (shares.counts != before)
+            assert shares.step_done() is (shares.counts != before)
         return found
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(len(processes)) as threads:
@@ -108,6 +111,19 @@ def test_shares_follow_a_process_that_becomes_slow() -> None:
     assert found[7:] == [(2, 6)] * 5
 
 
+def test_a_process_that_was_slow_gets_its_parts_back_at_once() -> None:
+    """Though the rest of a step takes as long as many parts."""
+    found = counts_of_steps(
+        lambda process, step: 20.0 if process == 0 and step < 5 else 1.0, [(0,), (1,)], rest=10.0
+    )
+    assert found == [(4, 4)] * 3 + [(1, 7)] * 4 + [(4, 4)] * 5
+
+
+def test_a_process_with_a_slow_update_gets_fewer_parts() -> None:
+    counts = dealt_by_speed(8, [1.0, 1.0], [4.0, 0.0])
+    assert counts == (2, 6)
+
+
 def test_equal_processes_keep_equal_shares() -> None:
     """Though their speeds differ a little."""
     found = counts_of_steps(lambda process, step: 1 + 0.01 * (process ^ step & 1), [(0,), (1,)])
@@ -127,14 +143,15 @@ def test_replicas_of_a_process_have_its_speed() -> None:
 
 
 @given(
-    st.lists(st.floats(0.01, 100), min_size=1, max_size=6),
+    st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 100)), min_size=1, max_size=6),
     st.integers(0, 20),
 )
-def test_no_other_dealing_is_done_sooner(speeds: list[float], further: int) -> None:
-    counts = dealt_by_speed(len(speeds) + further, speeds)
+def test_no_other_dealing_is_done_sooner(replicas: list[tuple[float, float]], further: int) -> None:
+    seconds, rests = ([*column] for column in zip(*replicas, strict=True))
+    counts = dealt_by_speed(len(seconds) + further, seconds, rests)
     assert min(counts) >= 1
-    assert sum(counts) == len(speeds) + further
-    longest = max(count / speed for count, speed in zip(counts, speeds, strict=True))
-    sooner = [max(1, int(longest * speed * (1 - 1e-9))) for speed in speeds]
-    is_floor = longest == max(1 / speed for speed in speeds)
+    assert sum(counts) == len(seconds) + further
+    longest = max(rest + n * each for n, (each, rest) in zip(counts, replicas, strict=True))
+    sooner = [max(1, int((longest * (1 - 1e-9) - rest) / each)) for each, rest in replicas]
+    is_floor = longest == max(rest + each for each, rest in replicas)
     assert is_floor or sum(sooner) < sum(counts), "all parts fit into less time"

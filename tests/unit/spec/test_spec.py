@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import cloudpickle
 import numpy as np
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from isotrain.adapters.common.outputs import check_loss_table
 from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.errors import SpecError
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.run.options import ResumeOptions
 from isotrain.core.spec.field_types import Component
 from isotrain.core.spec.loading import load_spec
 from isotrain.core.spec.schedules import (
@@ -22,7 +24,15 @@ from isotrain.core.spec.schedules import (
     CosineSchedule,
     PlateauSchedule,
 )
-from isotrain.core.spec.sections import OPTIMIZERS, Adam, Evaluation, Scaling, Sgd
+from isotrain.core.spec.sections import (
+    OPTIMIZERS,
+    Adam,
+    Clip,
+    Evaluation,
+    LoaderOptions,
+    Scaling,
+    Sgd,
+)
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.validation import BRANCH, OTHER_TOOLS_NAMES
 
@@ -347,8 +357,13 @@ def test_validation_metrics_need_evaluations(field: str, fields: dict[str, Any])
 def test_names_of_other_tools_lead_to_names_that_exist() -> None:
     fields = {*TrainingSpec.model_fields, *Adam.model_fields}
     choices = {"gpu", "float16", "bfloat16", "float32", "float64", *SCHEDULES}
+    choices |= {*get_type_hints(ResumeOptions), *plugin_manager().strategies.names()}
+    tables = {"clip": Clip, "evaluation": Evaluation, "loader": LoaderOptions}
+    fields |= {f"{name}.{each}" for name, table in tables.items() for each in table.model_fields}
     assert set(OTHER_TOOLS_NAMES.values()) <= fields | choices
     assert not set(OTHER_TOOLS_NAMES) & (fields | choices)
+    (problem,) = problems(num_workers=2)
+    assert "did you mean 'loader.workers'?" in problem
 
 
 def test_all_problems_at_once() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,6 +15,7 @@ import pytest
 from unit.spec.spec_samples import FIELDS, SMALL, refused
 
 import isotrain
+from isotrain.core.spec import yaml_loader
 from isotrain.core.spec.loading import json_schema, load_spec
 from isotrain.core.spec.schedules import SCHEDULES, SCHEDULES_WITH_DEFAULTS
 from isotrain.core.spec.sections import (
@@ -45,6 +49,10 @@ SOUND = [
     {**SMALL, "precision": "float16", "loss_scale": {"initial": 4}},
     {**SMALL, "early_stopping": "validation_loss", "recompute": None},
     {**SMALL, "checkpoint": {"keep_best": "validation_loss"}, "recompute": "block_*"},
+    {**SMALL, "ema": 0.5, "profile": True},
+    {**SMALL, "ema": {"every": 2}, "profile": {"steps": 2}},
+    {**SMALL, "profile": False, "per_replica": None, "loggers": {"name": "csv"}},
+    {**SMALL, "loggers": ["csv", {"name": "csv"}]},
     {**SMALL, "initial_weights": {"source": "w.safetensors", "freeze": "a_*", "include": ["b_*"]}},
     *[{**SMALL, "schedule": name} for name in SCHEDULES_WITH_DEFAULTS],
     {**SMALL, "schedule": "math:exp"},
@@ -57,11 +65,14 @@ SOUND = [
     {**SMALL, "order": {"call": "math:hypot"}, "epoch_steps": 3},
     {**SMALL, "order": {"name": "weighted", "weights": "math:hypot", "replacement": False}},
     {**SMALL, "order": {"name": "by-length", "lengths": "n", "buckets": [4, 9], "tokens": 64}},
+    {**SMALL, "reproducible": "bits", "shares": "by-speed"},
 ]
 UNSOUND = [
     {**SMALL, "epochs": 3},
     {**SMALL, "steps": None},
     {**SMALL, "precison": "float32"},
+    {**SMALL, "ema": 1.5},
+    {**SMALL, "profile": 5},
     {**SMALL, "optimizer": {"lr": 0.1}},
     {**SMALL, "optimizer": "sdg"},
     {**SMALL, "optimizer": "sgd"},
@@ -112,3 +123,53 @@ def test_schema_refuses_what_loading_refuses(
     refused(fields)
     with pytest.raises(jsonschema.ValidationError):
         by_schema.validate(fields)
+
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^ *```(yaml|json|toml)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(rf"`((?:{'|'.join(TrainingSpec.model_fields)}): [^`\n]+)`")
+PLACEHOLDER = re.compile(r"\.\.\.|\b[kN]\b")
+
+
+def shown_fields(page: Path) -> Iterator[dict[str, Any]]:
+    """Fields of a spec in the blocks of a page, and on the page of the spec also within its sentences."""
+    text = page.read_text(encoding="utf-8")
+    shown = BLOCK.findall(text)
+    if page.name == "spec.md":
+        shown += [("yaml", inline) for inline in INLINE.findall(text)]
+    for language, written in shown:
+        if not PLACEHOLDER.search(written):
+            fields = (tomllib.loads if language == "toml" else yaml_loader.load)(written)
+            if isinstance(fields, dict) and fields.keys() <= TrainingSpec.model_fields.keys():
+                yield fields
+
+
+def completed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields and what else a spec requires."""
+    others = {
+        name: value
+        for name, value in SMALL.items()
+        if not fields.keys() & ALTERNATIVES.get(name, set())
+    }
+    return {**others, **fields}
+
+
+ALTERNATIVES = {
+    "loss": {"objective"},
+    "global_batch_size": {"local_batch_size"},
+    "steps": {"epochs"},
+}
+"""Required fields of which there may be another one instead."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_schema_accepts_what_the_pages_show(
+    page: Path, by_schema: jsonschema.Draft202012Validator
+) -> None:
+    for fields in shown_fields(page):
+        by_schema.validate(completed(fields))
+
+
+def test_shown_fields_are_found() -> None:
+    assert len([*shown_fields(ROOT / "docs" / "spec.md")]) >= 40

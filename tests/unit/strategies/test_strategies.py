@@ -14,7 +14,7 @@ from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.state import ModelBytes, StateBytes
-from isotrain.core.contracts.strategy import StrategyState
+from isotrain.core.contracts.strategy import Strategy, StrategyState
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.planning.cluster_resources import ClusterResources
@@ -23,6 +23,7 @@ from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.plugin import Capability, ShardedLayout
 from isotrain.strategies import topologies
 from isotrain.strategies.diloco import outer_step
 from isotrain.strategies.local_sgd import LocalSGD
@@ -182,6 +183,29 @@ def test_a_torus_needs_a_grid(host: PluginManager) -> None:
 def test_loss_scaling_is_refused(host: PluginManager, name: str, options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="loss scale"):
         plan(host, name, options, precision="float16")
+
+
+def test_a_strategy_that_does_not_say_so_is_elastic_only_without_steps_and_state_of_its_own() -> (
+    None
+):
+    class Plain(Strategy):
+        requires = frozenset({Capability.SYNCHRONOUS_STEP})
+
+        def step(self, group: Any, batch: Batch, learning_rate: float) -> Any: ...
+
+    class OwnState(Plain):
+        def state(self, group: Any) -> StrategyState:
+            return StrategyState({"steps": 1})
+
+    class OwnStep(Plain):
+        requires = frozenset({Capability.LOCAL_STEP})
+
+    class OwnLayout(Plain):
+        parallel_layout = ShardedLayout()
+
+    assert Plain().why_not_elastic() is None
+    for each in (OwnState, OwnStep, OwnLayout):
+        assert "override `why_not_elastic`" in str(each().why_not_elastic())
 
 
 @pytest.mark.parametrize("name", ["sharded", "pipeline"])

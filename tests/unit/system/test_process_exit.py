@@ -61,3 +61,23 @@ def test_only_an_uncaught_error_skips_interpreter_shutdown(
     assert done.returncode == code, done.stderr
     assert done.stdout.splitlines() == printed
     assert ("ValueError: of the run" in done.stderr) == (code == 1)
+
+
+WAITING = """
+import atexit, sys, threading
+from isotrain.core.system.process import exit_after_failure
+
+work = threading.Thread(target=threading.Event().wait, daemon=True)
+work.start()
+atexit.register(work.join)
+exit_after_failure(work)
+"""
+
+
+@pytest.mark.parametrize("then", ["raise ValueError('of the run')", "sys.exit(1)"])
+def test_an_exit_function_that_waits_for_the_work_does_not_keep_the_process(then: str) -> None:
+    """Horovod's waits so while Horovod starts, for as long as its peers may take."""
+    command = [sys.executable, "-c", WAITING + then]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert ("ValueError: of the run" in done.stderr) == ("ValueError" in then)

@@ -87,7 +87,7 @@ def test_a_long_message_to_one_rank_does_not_silence_rank_0_for_the_others(ends:
     ends[1].settimeout(LONG)
     assert ends[1].recv(1)  # it is being sent
     reporter = LocalReporter(0)
-    with heartbeats(reporter, [slow, other], 0.01):
+    with heartbeats(reporter, {1: slow, 2: other}, 0.01):
         message = Channel(rank_2).wait(LONG)
         assert state.is_alive()
         assert message is not None

@@ -14,14 +14,12 @@ from torch.fx import GraphModule, Node
 
 from isotrain.adapters.torch.graph.passes.batch_norm import fuse_batch_norm
 from isotrain.adapters.torch.graph.passes.exact import drop_unused, replace
-from isotrain.adapters.torch.graph.passes.loss import (
-    fuse_cross_entropy_mean,
-    skip_class_casts,
-)
+from isotrain.adapters.torch.graph.passes.loss import fuse_cross_entropy_mean
 from isotrain.adapters.torch.graph.passes.matmul_conv import (
     fuse_conv_bias,
     fuse_conv_padding,
     fuse_matmul_bias,
+    fuse_matmul_bias_exactly,
 )
 from isotrain.adapters.torch.graph.passes.nodes import (
     aten,
@@ -45,16 +43,22 @@ _POINTWISE = {
 }
 
 
-def optimized(module: GraphModule) -> GraphModule | None:
-    """Optimized copy of a graph that shares its tensors; None if no pass applies."""
+def optimized(module: GraphModule, *, exactly: bool = False) -> GraphModule | None:
+    """Optimized copy of a graph that shares its tensors; None if no pass applies.
+
+    Args:
+        module: Traced graph.
+        exactly: Whether only passes that change no bit take part.
+    """
     graph = copy.deepcopy(module.graph)
     count = sum(
         each(node)
-        for each in _OPERATIONS
+        for each in (_EXACT if exactly else _OPERATIONS)
         for node in list(graph.nodes)
         if node.op == "call_function"
     )
-    while changes := sum(any(each(node) for each in _LAYOUT) for node in list(graph.nodes)):
+    layout = () if exactly else _LAYOUT
+    while changes := sum(any(each(node) for each in layout) for node in list(graph.nodes)):
         count += changes
         drop_unused(graph)
     if not count:
@@ -175,10 +179,10 @@ _OPERATIONS = (
     fuse_conv_bias,
     fuse_matmul_bias,
     _attend_without_copy,
-    skip_class_casts,
     fuse_cross_entropy_mean,
     small_conv_as_matmul,
 )
+_EXACT = (fuse_matmul_bias_exactly,)
 _LAYOUT = (
     _cancel_permutes,
     _permute_after_pointwise,
