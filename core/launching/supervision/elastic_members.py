@@ -100,7 +100,14 @@ class ElasticMembers:
             self._folders.close()
 
     def note(self, rank: int, event: ProcessEvent, all_processes: Sequence[RankStatus]) -> bool:
-        """Takes note of an event of a process; returns whether it is new to the run's listeners."""
+        """Takes note of an event of a process; returns whether it is new to the run's listeners.
+
+        What a lost rank 0 has reported, and is read after the next group was published, is not: the
+        new rank 0 reports it.
+        """
+        is_published_without = all_processes[rank].left and str(rank) not in self._lost
+        if is_published_without and isinstance(event, Steps | Scalars | EpochEnded):
+            return False
         if isinstance(event, Interrupted):
             if event.generation == self._generation:
                 self._interrupted[rank] = event

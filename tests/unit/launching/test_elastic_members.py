@@ -244,6 +244,27 @@ def test_steps_that_are_taken_again_are_reported_again(run: Run) -> None:
     assert run.note(1, ended)
 
 
+def test_what_a_lost_process_has_reported_counts_until_the_next_group_is_published(run: Run) -> None:
+    """Afterwards its successor reports it: read late, it would be there twice, or of steps taken again."""
+    steps = Steps(first=0, losses=[0.5] * 3, learning_rates=[1.0] * 3)
+    late = Steps(first=3, losses=[0.5] * 2, learning_rates=[1.0] * 2)
+    run.lose(0)
+    assert run.note(0, steps)
+    for rank in (1, 2, 3):
+        run.interrupted(rank, 3)
+    assert run.regroup() is not None
+    assert not run.note(0, late)
+    assert not run.note(0, Scalars(steps=[3], values=[{"a": 1.0}]))
+    assert not run.note(0, EpochEnded(metrics={}, epoch=0, done=5, loss=0.5))
+    run.lose(2)
+    for rank in (1, 3):
+        run.interrupted(rank, 5, generation=1)
+    assert run.regroup() is not None
+    membership = run.processes[1].memberships[-1]
+    assert (membership.reported, membership.epochs, membership.scalars) == (3, 0, 0)
+    assert run.note(1, late)
+
+
 def test_a_process_that_has_finished_is_no_member_and_counts_as_there() -> None:
     run = Run(min=3)
     run.all[0].finished = True
