@@ -152,6 +152,9 @@ class Supervisor:
         self, members: ElasticMembers, failed: list[RankStatus]
     ) -> list[RankStatus]:
         """Goes on without failed processes and with new ones; returns those without which it cannot go on."""
+        if failed:
+            self._poll(0)  # what the others have sent before one was lost, such as that they train
+            failed = self._failed()
         if failed and members.lose(failed, self._watched):
             failed = []
         change = members.regroup(self._watched)

@@ -244,7 +244,9 @@ def test_steps_that_are_taken_again_are_reported_again(run: Run) -> None:
     assert run.note(1, ended)
 
 
-def test_what_a_lost_process_has_reported_counts_until_the_next_group_is_published(run: Run) -> None:
+def test_what_a_lost_process_has_reported_counts_until_the_next_group_is_published(
+    run: Run,
+) -> None:
     """Afterwards its successor reports it: read late, it would be there twice, or of steps taken again."""
     steps = Steps(first=0, losses=[0.5] * 3, learning_rates=[1.0] * 3)
     late = Steps(first=3, losses=[0.5] * 2, learning_rates=[1.0] * 2)

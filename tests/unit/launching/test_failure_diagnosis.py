@@ -206,6 +206,59 @@ def test_processes_begin_once_though_they_are_ready_in_each_process_group() -> N
             os.close(descriptor)
 
 
+def test_what_others_have_sent_before_a_process_was_lost_is_read_before_it_counts_as_lost() -> None:
+    """Here another one is ready between the last look at its events and that at who is gone."""
+    pipes = [os.pipe() for _ in range(2)]
+
+    class Dying(SimpleNamespace):
+        exit_code = -9
+
+        @property
+        def is_gone(self) -> bool:
+            if not self.ready.is_set():
+                self.ready.set()
+                os.write(pipes[0][1], Ready(samples=8).to_line())
+            return True
+
+    facts: dict[str, Any] = {"output": None, "is_stopped": False, "activity": 0.0, "waits": {}}
+    processes: list[Any] = [
+        kind(
+            **facts,
+            info=ProcessInfo(rank, "here"),
+            events=reading,
+            read_lines=LineReader(reading).read,
+            status=Status(3, time.monotonic(), BETWEEN_CALLS),
+            log=Path("rank.log"),
+            **fields,
+        )
+        for rank, ((reading, _), kind, fields) in enumerate(
+            zip(
+                pipes,
+                (SimpleNamespace, Dying),
+                ({"exit_code": None, "is_gone": False}, {"ready": threading.Event()}),
+                strict=True,
+            )
+        )
+    ]
+
+    class Asked(Exception):
+        """Who is ready once one counts as lost."""
+
+    def lose(lost: Any, watched: Any) -> bool:
+        raise Asked([each.ready for each in watched])
+
+    members: Any = SimpleNamespace(
+        note=lambda *_: True, lose=lose, regroup=lambda _: None, recruit=lambda _: []
+    )
+    limits = {"silence": 30.0, "start": 30.0, "progress": 30.0}
+    supervisor = Supervisor(processes, limits, lambda event: None, members=members)
+    with pytest.raises(Asked, match=r"\[True, False\]"):
+        supervisor.run()
+    for pipe in pipes:
+        for descriptor in pipe:
+            os.close(descriptor)
+
+
 ON_ANOTHER_THREAD = """
 import threading
 def spin():

@@ -87,9 +87,7 @@ def carried(rank: int, source: int) -> CarriedState:
         "scalar": TensorPart(np.array(done)),
     }
     run = {"done": done, "of": rank, "loss": float("nan")}
-    return CarriedState(
-        rank, done, 0, False, False, run, {"state": weights}, sums, with_next
-    )
+    return CarriedState(rank, done, 0, False, False, run, {"state": weights}, sums, with_next)
 
 
 def filled(folder: Path) -> Callable[[int, int, Callable[[str], None]], str]:
