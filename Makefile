@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in $(VENV_PYTHON) python3 python3.14 python3.13 python3.
 	$$p -c '$(OLD_ENOUGH)' 2>/dev/null && echo $$p && exit; done; echo python3)
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-quick test-features test-failures test-examples test-kernels test-launchers test-nccl test-oldest lint format docs benchmark dist release clean
+.PHONY: help environment demo test test-quick test-features test-exhaustive test-failures test-examples test-kernels test-launchers test-nccl test-oldest lint format docs benchmark dist release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' Makefile | expand -t 24
@@ -40,26 +40,32 @@ test-quick: environment ## the everyday tests: the quick part of these
 	$(PYTEST) tests -m "not slow and $(PROMISES)"
 
 # Only the files that have such tests are collected.
-FEATURE_TESTS = -m "features and not failures and not examples" $(shell grep -rlE --include="test_*.py" "mark\.features|features=" tests)
+FEATURE_TESTS = -m "features and not exhaustive and not failures and not examples" $(shell grep -rlE --include="test_*.py" "mark\.features|features=" tests)
 
-test-features: environment ## tests of single features on every backend, and with other libraries and programs
+test-features: environment ## tests of single features on one more backend each, and with other libraries and programs
 	$(PYTEST) $(FEATURE_TESTS)
+
+EXHAUSTIVE_TESTS = -m "exhaustive and not failures" $(shell grep -rlE --include="test_*.py" "mark\.features|features=|mark\.examples" tests)
+
+test-exhaustive: environment ## features and examples on all other backends, and in more combinations: before a release
+	$(PYTEST) $(EXHAUSTIVE_TESTS)
 
 FAILURE_TESTS = -m "failures and not examples" $(shell grep -rl --include="test_*.py" "mark\.failures" tests)
 
 test-failures: environment ## tests in which processes are killed, hang or are lost: further kinds, and every backend
 	$(PYTEST) $(FAILURE_TESTS)
 
-EXAMPLE_TESTS = -m examples $(shell grep -rl --include="test_*.py" "mark\.examples" tests)
+EXAMPLE_TESTS = -m "examples and not exhaustive" $(shell grep -rl --include="test_*.py" "mark\.examples" tests)
 
 test-examples: environment ## tests that train the examples, run the benchmarks, and install packages of plugins
 	$(PYTEST) $(EXAMPLE_TESTS)
 
 # Whoever compares bits compares those of a library's kernels, which it chooses by the machine: other machines have others.
+# MKL may round by the alignment of memory, as its kernels for SSE do in float64, unless MKL_CBWR says otherwise.
 # Tests of bfloat16 on TensorFlow cannot take part: it asks the processor what oneDNN has, and aborts where that is told less.
 KERNELS_OF_AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=COMPATIBLE \
 	OPENBLAS_CORETYPE=Haswell ISOTRAIN_TEST_THREADS=1
-KERNELS_OF_SSE := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
+KERNELS_OF_SSE := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE \
 	OPENBLAS_CORETYPE=Nehalem ISOTRAIN_TEST_THREADS=2
 
 KERNEL_TESTS = -m kernels $(shell grep -rl --include="test_*.py" "mark\.kernels" tests)
@@ -121,11 +127,12 @@ dist: environment ## the source distribution and the wheel, in dist/; URL=https:
 
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
-release: ## what continuous integration runs, then dist/ and a tag of the version in pyproject.toml: URL=https://... make release
+release: ## what continuous integration runs and `test-exhaustive`, then dist/ and a tag of the version in pyproject.toml: URL=https://... make release
 	@test -n '$(URL)' || { echo 'release: URL=https://... of the repository is missing' >&2; exit 1; }
 	test -z "$$(git status --porcelain)"
 	grep -q '^## \[$(VERSION)\]' CHANGELOG.md
 	.ci/run
+	$(MAKE) test-exhaustive
 	$(MAKE) dist
 	git tag 'v$(VERSION)'
 

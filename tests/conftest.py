@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -174,6 +176,31 @@ LONG = (
 """The files that take longest, in that order: they run first, so that test processes end together."""
 
 
+BACKENDS = {
+    "features": ("torch-ddp|tf-mirrored|tf-multiworker|horovod-torch|horovod-tf",),
+    "examples": ("torch-ddp|horovod-torch", "tf-mirrored|tf-multiworker|horovod-tf"),
+}
+"""Backends of which a test with this mark runs on one, by its name: examples on one of each framework."""
+
+
+def leave_out_other_backends(items: list[pytest.Item]) -> None:
+    """Marks the cells of a test on all other backends as `exhaustive`."""
+    cells: dict[tuple[str, str], list[tuple[pytest.Item, str]]] = {}
+    for item in items:
+        name, _, values = item.nodeid.partition("[")
+        for mark in filter(item.get_closest_marker, BACKENDS):
+            for among in BACKENDS[mark]:
+                if backend := re.search(among, values):
+                    cells.setdefault((name, among), []).append((item, backend.group()))
+    for (name, _), found in cells.items():
+        backends = sorted({backend for _, backend in found})
+        kept = backends[zlib.crc32(name.encode()) % len(backends)]
+        for item, backend in found:
+            if backend != kept:
+                item.add_marker(pytest.mark.exhaustive)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the longest files first, and refuses names of tests that differ between processes.
 
@@ -191,6 +218,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(name) if name in LONG else len(LONG)
 
     items.sort(key=position)
+    leave_out_other_backends(items)
 
 
 def pytest_collection_finish() -> None:

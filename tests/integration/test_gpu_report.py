@@ -26,6 +26,7 @@ pytestmark = pytest.mark.features
 SKIPPED_ON_CPUS = {"copies", "conformance-nccl"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1200)
 def test_makes_all_checks_on_cpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -161,7 +161,11 @@ SMALL: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("backend", "name"),
     [
-        *(("tf-multiworker", name) for name in SMALL),
+        *(("tf-multiworker", name) for name in ("dense", "convolutional", "cut")),
+        *(
+            pytest.param("tf-multiworker", name, marks=pytest.mark.exhaustive)
+            for name in ("transformer", "sharded", "averaged", "diloco")
+        ),
         ("tf-mirrored", "transformer"),
         ("horovod-tf", "convolutional"),
     ],

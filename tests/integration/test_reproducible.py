@@ -288,11 +288,13 @@ def test_torch_has_the_same_bits() -> None:
     _require_same_bits(FEW_CASES | NATIVE, "torch-ddp", (1, 3))
 
 
+EXHAUSTIVE = pytest.mark.exhaustive
 FURTHER = {name: case for name, case in CASES.items() if name not in FEW_CASES}
 
 
 @pytest.mark.slow
 @pytest.mark.features
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("cases", "backend", "counts"),
@@ -315,8 +317,12 @@ def test_further_models_and_counts_have_the_same_bits_on_torch(
 @pytest.mark.parametrize(
     ("backend", "names", "counts"),
     [
-        pytest.param("torch-ddp", ("mlp", "transformer"), (2,), marks=pytest.mark.kernels),
-        ("torch-ddp", ("adamw", "orthogonal", "module", "transposed"), (3,)),
+        pytest.param(
+            *("torch-ddp", ("mlp", "transformer"), (2,)), marks=[pytest.mark.kernels, EXHAUSTIVE]
+        ),
+        pytest.param(
+            *("torch-ddp", ("adamw", "orthogonal", "module", "transposed"), (3,)), marks=EXHAUSTIVE
+        ),
         ("torch-ddp", ("mlp", "everything"), (4,)),
         ("horovod-torch", ("mlp", "transformer"), (3,)),
     ],
@@ -334,8 +340,8 @@ def test_weights_that_are_cut_on_torch_have_the_same_bits(
     ("backend", "cases", "counts"),
     [
         ("tf-multiworker", ("mlp", "momentum"), (2,)),
-        ("tf-multiworker", ("adamw", "transformer"), (3,)),
-        ("tf-multiworker", ("everything", "tf module"), (4,)),
+        pytest.param("tf-multiworker", ("adamw", "transformer"), (3,), marks=EXHAUSTIVE),
+        pytest.param("tf-multiworker", ("everything", "tf module"), (4,), marks=EXHAUSTIVE),
         ("horovod-tf", ("mlp", "tf module"), (3,)),
     ],
 )
@@ -448,7 +454,7 @@ def test_counters_of_layers_move_once_in_a_step(backend: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.features
-@pytest.mark.parametrize(("parts", "replicas"), [(8, 3), (2, 2)])
+@pytest.mark.parametrize(("parts", "replicas"), [pytest.param(8, 3, marks=EXHAUSTIVE), (2, 2)])
 def test_a_run_on_tensorflow_has_the_same_bits(parts: int, replicas: int, tmp_path: Path) -> None:
     """Replicas with 3, 3 and 2 parts, or 1 each, which also try the metrics before the first step."""
     fields = CASES["dropout"] | {"epochs": 1, "reproducible": {"granularity": parts}}

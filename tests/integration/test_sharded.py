@@ -287,7 +287,10 @@ def test_memory_and_traffic_are_as_planned(of_four: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "replicas", "kind"), CELLS)
+@pytest.mark.parametrize(
+    ("backend", "replicas", "kind"),
+    [*CELLS[:-1], param("tf-multiworker", 2, "stage 3", features=True, exhaustive=True)],
+)
 def test_it_resumes_as_data_parallel_and_back(
     backend: str, replicas: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ ROUTES = {
         "data-parallel",
         "sharded",
         "degree",
-        param("frameworks", features=True),
+        param("frameworks", features=True, exhaustive=True),
         param("tensorflow", features=True),
     ],
 )
