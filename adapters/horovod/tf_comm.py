@@ -163,9 +163,9 @@ class HorovodCommunicator(Communicator):
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """Sends a tensor of any shape by one all-to-all in which all rows but one are empty. Collective."""
         received, counts = hvd.alltoall(
-            tf.expand_dims(sendable(tensor), 0),
+            tf.expand_dims(sendable(self._prevent_constant_folding(tensor)), 0),
             splits=tf.one_hot(destination, self.replicas, dtype=tf.int32),
-            name="isotrain_send_receive",
+            name=self._unique_name("send_receive"),
             ignore_name_scope=True,
         )
         expected = tf.one_hot(source, self.replicas, dtype=tf.int32)

@@ -189,9 +189,29 @@ def _ring_shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> An
     return [[replica.send_receive(tensor, ring) for tensor in tensors] for ring in rings]
 
 
+def _send_constant(replica: Replica, tensor: Tensor) -> Tensor:
+    """Sends a tensor of any shape around the ring; replica 0 sends zeros, which a compiler knows."""
+    ring = tuple((index + 1) % replica.replicas for index in range(replica.replicas))
+    zeros = replica.ops.zeros(tensor.shape, tensor.dtype)
+    return replica.send_receive(tensor if replica.index else zeros, ring)
+
+
 def send_receive(context: CheckContext) -> None:
-    """Tensors go around the ring in both directions, and from each replica to itself."""
-    n = context.group.replicas
+    """Tensors go around the ring in both directions, and from each replica to itself.
+
+    Constants arrive, too: a framework that takes the collective for one of its functions may not compute it
+    in advance.
+    """
+    group, n = context.group, context.group.replicas
+    for value in (1.0, 2.0):
+        sent = [group.tensor(np.full(3, value)) for _ in group.local_replicas]
+        for replica, arrived in zip(
+            group.local_replicas, group.compute(_send_constant, sent), strict=True
+        ):
+            expected = np.full(3, value if (replica - 1) % n else 0.0)
+            assert_same(
+                group.numpy(arrived), expected, f"what replica {replica} gets of a constant"
+            )
     _compare(
         context,
         _ring_shift,
