@@ -5,6 +5,11 @@
         --strategy data-parallel --strategy pipeline,stages=4
     PYTHONPATH=tests:. python -m benchmarks.links --digits --slots 1 --steps 1008 --mbit 10000 \\
         --strategy data-parallel --strategy diloco,every=56,bits=4
+    PYTHONPATH=tests:. python -m benchmarks.links --hosts 4 --slots 1 --slow-mbit 20 \\
+        --strategy data-parallel --strategy parts --strategy by-speed
+
+In place of a strategy, `parts` is `data-parallel` with `reproducible` and 8 parts, and `by-speed` the same
+with `shares: by-speed`. `--slow-mbit` is the rate of the last host's link.
 
 With `--digits` it learns the digits of scikit-learn, and prints the accuracy on others after all steps.
 
@@ -37,6 +42,9 @@ from isotrain.core.pipeline.partition import Partitioner
 from isotrain.testing import digits
 
 STRATEGIES = ("data-parallel", "hierarchical", "local-sgd,every=8")
+PARTS: dict[str, Any] = {"reproducible": {"granularity": 8}}
+IN_PARTS = {"parts": PARTS, "by-speed": {**PARTS, "shares": "by-speed"}}
+"""Fields of `data-parallel` runs that have a name in place of a strategy."""
 _CLASSES = 10
 _SAMPLES = 4096
 """So many that an epoch, whose end waits for all losses, has 128 steps of 32."""
@@ -164,6 +172,7 @@ class Sizes:
     def spec(self, strategy: str) -> dict[str, Any]:
         """The spec of one run."""
         model, shape = (OF_DIGITS if self.digits else MODELS)[self.model]
+        fields = IN_PARTS.get(strategy, {})
         learning = {
             "data": digit_images,
             "metrics": ["accuracy"],
@@ -179,9 +188,10 @@ class Sizes:
             "global_batch_size": self.batch,
             "gradient_accumulation_steps": self.accumulate,
             "steps": _ALL_STEPS,
-            "strategy": name_with_options(strategy),
+            "strategy": name_with_options("data-parallel" if fields else strategy),
             "threads": 1,
             "device": "cpu",
+            **fields,
             **(learning if self.digits else {}),
         }
 
@@ -193,6 +203,7 @@ class Row:
     Attributes:
         strategy: Strategy as requested.
         sent: Bytes that left a host in a step.
+        sent_by_last: Bytes that left the last host.
         predicted: Bytes of the plan; None: it tells nothing of hosts.
         seconds: Duration of a step.
         accuracy: Part of the images of digits that are told right; None where it learns none.
@@ -202,6 +213,7 @@ class Row:
 
     strategy: str
     sent: float
+    sent_by_last: float
     predicted: float | None
     seconds: float
     accuracy: float | None
@@ -270,7 +282,7 @@ def _trained(strategy: str, sizes: Sizes) -> tuple[Any, ...]:
             on_event=lambda event: None,
         )
     sent, seconds, predicted, accuracy, planned = zip(*found, strict=True)
-    return statistics.mean(sent), predicted[0], max(seconds), accuracy[0], planned[0]
+    return statistics.mean(sent), sent[-1], predicted[0], max(seconds), accuracy[0], planned[0]
 
 
 def _planned(session: isotrain.Session) -> dict[str, float]:
@@ -316,6 +328,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--slots", type=int, default=2, help="processes of each host")
     parser.add_argument("--mbit", type=int, default=100)
+    parser.add_argument("--slow-mbit", type=int, help="rate of the last host's link")
     parser.add_argument("--strategy", action="append", help=f"default: {', '.join(STRATEGIES)}")
     parser.add_argument("--model", choices=sorted({*MODELS, *OF_DIGITS}), default=Sizes.model)
     parser.add_argument("--digits", action="store_true", help="learn digits")
@@ -340,6 +353,8 @@ def main() -> None:
     names = [f"node{number}" for number in range(1, given.hosts + 1)]
     with TemporaryDirectory(dir="/tmp") as folder, Network(Path(folder), names) as network:
         network.shape(given.mbit)
+        if given.slow_mbit:
+            network.shape(given.slow_mbit, network.hosts[-1:])
         rows = measured(network, given.slots, given.strategy or STRATEGIES, sizes)
     _print(rows)
 
@@ -347,10 +362,10 @@ def main() -> None:
 def _print(rows: Sequence[Row]) -> None:
     planned: dict[str, float] = next((row.planned for row in rows if row.planned), {})
     print(
-        "| strategy | left a host, MB a step | predicted | times less | step, ms | predicted | times as fast"
-        " | accuracy |"
+        "| strategy | left a host, MB a step | left the last one | predicted | times less | step, ms"
+        " | predicted | times as fast | accuracy |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         predicted = "" if row.predicted is None else f"{row.predicted / 1e6:.3f}"
         accuracy = "" if row.accuracy is None else f"{row.accuracy:.3f}"
@@ -359,7 +374,8 @@ def _print(rows: Sequence[Row]) -> None:
         if row.strategy == "data-parallel":
             step = planned.get("data-parallel")
         cells = (
-            *(row.strategy, f"{row.sent / 1e6:.3f}", predicted, f"{less:.1f}"),
+            *(row.strategy, f"{row.sent / 1e6:.3f}", f"{row.sent_by_last / 1e6:.3f}"),
+            *(predicted, f"{less:.1f}"),
             *(f"{row.seconds * 1e3:.1f}", "" if step is None else f"{step * 1e3:.0f}"),
             *(f"{faster:.1f}", accuracy),
         )

@@ -67,11 +67,11 @@ class Network:
             with holder:
                 holder.wait(30)
 
-    def shape(self, mbit: int) -> None:
-        """Gives every link this rate, in both directions."""
+    def shape(self, mbit: int, hosts: Sequence[Host] | None = None) -> None:
+        """Gives the links of these hosts, or of all, this rate in both directions."""
         burst = str(mbit * 1_000_000 // 8 // 100)  # bytes: of 10 ms
         how = ("root", "tbf", "rate", f"{mbit}mbit", "burst", burst, "latency", "100ms")
-        for host in self.hosts:
+        for host in self.hosts if hosts is None else hosts:
             host.check(["tc", "qdisc", "replace", "dev", INTERFACE, *how])
             self._enter("tc", "qdisc", "replace", "dev", _port(host), *how)
 

@@ -12,8 +12,10 @@ from integration.reproducible_models import CASES, EVERYTHING
 from integration.session_specs import spec
 
 import isotrain
+from isotrain.core.contracts.backend import tree_sum
+from isotrain.core.contracts.backend.tree_sum import sum_over_replicas
 from isotrain.core.errors import SpecError
-from isotrain.core.session.training import part_shares
+from isotrain.core.session.training import ordered_steps, part_shares
 from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
@@ -73,6 +75,44 @@ def require_same_bits(cases: dict[str, Any], backend: str) -> None:
 def normalized() -> Network:
     last = Dense(5, 1, name="last")
     return Network([Dense(3, 5, "tanh", name="first"), BatchNormalization(5, name="bn"), last])
+
+
+def trained_with_client(session: isotrain.Session, name: str) -> dict[str, Any]:
+    """As `trained`, where the last of several replicas sums nothing; vectors of any length are cut."""
+
+    def summed(replica: Any, *sums: Any, static: Any) -> Any:
+        clients = (replica.replicas - 1,) * (replica.replicas > 1)
+        return sum_over_replicas(replica, *sums, static=(static[0], clients))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_sum, "SMALL", 0)
+        patch.setattr(ordered_steps, "sum_over_replicas", summed)
+        return trained(session)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "reference",
+        "torch-ddp",
+        pytest.param("horovod-torch", marks=FEATURES),
+        pytest.param("tf-multiworker", marks=FEATURES),
+        pytest.param("horovod-tf", marks=FEATURES),
+    ],
+)
+def test_sums_for_a_replica_with_a_slow_link_change_no_bit(
+    backend: str, request: pytest.FixtureRequest
+) -> None:
+    if backend == "reference":
+        request.getfixturevalue("reference")
+        cases = {"plain": spec(reproducible="bits", model={"numpy": normalized})}
+    else:
+        cases = {"everything": EVERYTHING | {"epochs": 1}}
+    alone = launched_in_turn(cases, trained_with_client, backend, 1)
+    for rank in launched_in_turn(cases, trained_with_client, backend, 3):
+        for case, found in rank.items():
+            require_same_numbers(found, alone[0][case])
 
 
 @pytest.mark.usefixtures("reference")

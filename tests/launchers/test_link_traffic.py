@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from cluster.network import Network
 from cluster.two_hosts import TwoHostCluster
 
 from benchmarks import links
@@ -36,3 +39,16 @@ def test_fewer_bytes_leave_a_host_than_with_data_parallel(rows: dict[str, links.
     each, first, rarely = (rows[strategy].sent for strategy in links.STRATEGIES)
     assert each / first == pytest.approx(1.5, rel=HEADERS)
     assert each / rarely == pytest.approx(8, rel=HEADERS)
+
+
+def test_others_sum_for_the_replica_whose_link_is_slow(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """It sends each gradient once and one of 8 blocks more: one of four equals sends 1.5 times as much."""
+    folder = Path(tmp_path_factory.mktemp("slow"))
+    with Network(folder, [f"home{number}" for number in range(1, 5)]) as network:
+        network.shape(1000)
+        network.shape(40, network.hosts[-1:])
+        rows = links.measured(network, 1, list(links.IN_PARTS), links.Sizes(steps=4))
+    equal, by_speed = (row.sent_by_last for row in rows)
+    assert by_speed / equal == pytest.approx(1.125 / 1.5, rel=HEADERS)

@@ -4,13 +4,16 @@ Logical workers whose number does not change: Li et al., "EasyScale", SC '23.
 
 Where replicas sum several subtrees alone, as 3 replicas of 8 parts do, a message can spare another one: what
 a replica receives may complete a subtree, of which it then sends the sum. `_TRANSFERS` is such an order.
+
+Where a replica's link is slow, the others sum all segments, and it sends and receives each element once:
+Diskin et al., "Distributed Deep Learning in Open Collaborations", arXiv 2106.10207, section 3.2.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from isotrain.core.contracts.backend.computations import unflatten
 from isotrain.core.contracts.backend.replica import Replica, Tensor, TensorFunctions, spans_of_range
@@ -22,8 +25,14 @@ LARGE = 1 << 24
 """Elements from which on vectors are sent by `_TRANSFERS`: fewer bytes, in more and smaller messages."""
 BLOCK = 1 << 21
 """Elements that are sent and added at a time: of longer vectors, each would take new pages of memory."""
+CLIENT_BLOCKS = 8
+"""Blocks of a segment where there are clients, which get the sum of each block as they send the next one."""
 Subtree = tuple[int, int]
 """First part and number of parts."""
+Counts = tuple[int, ...]
+"""Number of parts of each replica."""
+Clients = tuple[int, ...]
+"""Replicas that sum no segment, in ascending order, as their links are slow; half of the replicas at most."""
 _SPANS: list[list[Subtree]] = [[(0, 2), (2, 1)], [(3, 1), (4, 2)], [(6, 2)]]
 """Subtrees that each of 3 replicas of 8 parts sums alone, for which `_TRANSFERS` is made."""
 _SEGMENTS = 11
@@ -110,33 +119,35 @@ def subtrees_of_replicas(part_counts: Sequence[int]) -> list[list[Subtree]]:
 
 
 def sum_over_replicas(
-    replica: Replica, *sums: Sequence[Tensor], static: tuple[int, ...]
+    replica: Replica, *sums: Sequence[Tensor], static: tuple[Counts, Clients]
 ) -> list[Tensor]:
     """Computation that finishes a `SumTree` over all replicas. Collective.
 
     Args:
         replica: The replica that runs this computation.
         *sums: Sums of each subtree of this replica: tensors of any shapes and dtypes.
-        static: Number of parts of each replica.
+        static: Number of parts of each replica; and the replicas that sum no segment.
 
     Returns:
         Sums over all parts, in the shapes and dtypes of `sums[0]`, equal to the bit on all replicas.
     """
     if replica.replicas == 1:
         return list(sums[0])
-    ops, spans = replica.ops, subtrees_of_replicas(static)
+    part_counts, clients = static
+    ops, spans = replica.ops, subtrees_of_replicas(part_counts)
+    segments = (replica.replicas - len(clients)) * CLIENT_BLOCKS if clients else replica.replicas
     rows = sums[: len(spans[replica.index])]
     totals = list(rows[0])
     for dtype in dict.fromkeys(tensor.dtype for tensor in totals):
         indices = [index for index, tensor in enumerate(totals) if tensor.dtype == dtype]
         likes = [totals[index] for index in indices]
         length = sum(math.prod(tensor.shape) for tensor in likes)
-        padding = ops.zeros((-length % math.lcm(replica.replicas, _SEGMENTS),), dtype)
+        padding = ops.zeros((-length % math.lcm(segments, _SEGMENTS),), dtype)
         vectors = [
             [*(ops.reshape(row[index], (-1,)) for index in indices), padding] for row in rows
         ]
-        total = _sum_of_vectors(replica, vectors, length + padding.shape[0], spans)[:length]
-        for index, tensor in zip(indices, unflatten(ops, total, likes), strict=True):
+        total = _sum_of_vectors(replica, vectors, length + padding.shape[0], spans, clients)
+        for index, tensor in zip(indices, unflatten(ops, total[:length], likes), strict=True):
             totals[index] = tensor
     return totals
 
@@ -146,6 +157,7 @@ def _sum_of_vectors(
     vectors: Sequence[Sequence[Tensor]],
     length: int,
     spans: Sequence[Sequence[Subtree]],
+    clients: Clients,
 ) -> Tensor:
     """Sum of the vectors of all subtrees of all replicas. Collective.
 
@@ -155,17 +167,21 @@ def _sum_of_vectors(
     Args:
         replica: The replica that runs this computation.
         vectors: Vector of each subtree of this replica, as consecutive pieces of one dtype.
-        length: Length of each vector, a multiple of the number of replicas and of `_SEGMENTS`.
+        length: Length of each vector, a multiple of `_SEGMENTS`, and of the number of replicas; with clients,
+            of `CLIENT_BLOCKS` times the number of the others.
         spans: Subtrees of each replica.
+        clients: Replicas that sum no segment.
     """
     ops, replicas = replica.ops, replica.replicas
-    if _is_by_transfers(length, spans):
+    if not clients and _is_by_transfers(length, spans):
         return _sum_by_transfers(replica, vectors, length // _SEGMENTS)
     depth = max(map(len, spans))
     rows = [*vectors, *[vectors[0]] * (depth - len(vectors))]  # repeated ones are not added
     if length <= SMALL:
         gathered = replica.all_gather(ops.concatenate([piece for row in rows for piece in row]))
         return _finished(ops.reshape(gathered, (replicas, depth, -1)), spans)
+    if clients:
+        return _sum_for_clients(replica, rows, length, spans, clients)
     segment = length // replicas
     sums = []
     for start in range(0, segment, BLOCK):
@@ -181,6 +197,85 @@ def _sum_of_vectors(
             received[(replica.index - shift) % replicas] = ops.reshape(block, (depth, -1))
         sums.append(_finished(received, spans))
     return replica.all_gather_shards(_joined(ops, sums), [segment] * replicas)
+
+
+def _sum_for_clients(
+    replica: Replica,
+    rows: Sequence[Sequence[Tensor]],
+    length: int,
+    spans: Sequence[Sequence[Subtree]],
+    clients: Clients,
+) -> Tensor:
+    """Sum of the vectors of all subtrees, of which each replica but the clients sums a segment. Collective.
+
+    Block by block: the others exchange their blocks, and then their sums. In between, each of them swaps
+    with one client after the other: its own last sum for the client's block. So a client sends each element
+    once, and receives it once, but for one block.
+
+    Args:
+        replica: The replica that runs this computation.
+        rows: Vectors of this replica, as many on each, as consecutive pieces.
+        length: Length of each vector, a multiple of the number of blocks of all segments.
+        spans: Subtrees of each replica.
+        clients: Replicas that sum no segment.
+    """
+    ops, index = replica.ops, replica.index
+    summing = [each for each in range(replica.replicas) if each not in clients]
+    own = None if index in clients else summing.index(index)
+    segments, depth = len(summing), len(rows)
+    client_depth = max(len(spans[client]) for client in clients)
+    size = length // (segments * CLIENT_BLOCKS)
+    nothing = ops.zeros((size,), rows[0][0].dtype)
+    sums: dict[tuple[int, int], Tensor] = {}  # by segment and block
+
+    def addends(segment: int, block: int, depth: int) -> Tensor:
+        """This replica's vectors in a block of a segment, one after the other; zeros after the last block."""
+        start = (segment * CLIENT_BLOCKS + block) * size
+        if block == CLIENT_BLOCKS:
+            return nothing
+        return _joined(ops, [_slice(ops, row, start, start + size) for row in rows[:depth]])
+
+    def rotated(shift: int) -> list[int]:
+        """Destinations where those who sum send to each other."""
+        destinations = list(range(replica.replicas))
+        for segment, each in enumerate(summing):
+            destinations[each] = summing[(segment + shift) % segments]
+        return destinations
+
+    for block in range(CLIENT_BLOCKS + 1):
+        is_last = block == CLIENT_BLOCKS  # which brings the clients the last sums
+        received: dict[int, Tensor] = {}
+        for shift in range(0 if is_last else segments):
+            segment, destinations = ((own or 0) + shift) % segments, rotated(shift)
+            sent = addends(segment, block, depth)
+            arrived = replica.send_receive(sent, destinations) if shift else sent
+            received[destinations.index(index)] = ops.reshape(arrived, (depth, -1))
+        for turn in range(segments):
+            destinations = list(range(replica.replicas))
+            for number, client in enumerate(clients):
+                partner = summing[(number + turn) % segments]
+                destinations[client], destinations[partner] = partner, client
+            partner = destinations[index]
+            if own is not None and block and partner != index:
+                sent = sums[own, block - 1]
+                sent = sent if is_last else _joined(ops, [sent, *[nothing] * (client_depth - 1)])
+            else:
+                segment = summing.index(partner if own is None else index)
+                sent = addends(segment, block, client_depth)
+            arrived = replica.send_receive(sent, destinations)
+            if own is None and block:
+                sums[segment, block - 1] = arrived[:size]
+            elif partner != index:
+                received[partner] = ops.reshape(arrived, (-1, size))
+        if is_last:
+            break
+        total = nothing if own is None else _finished(received, spans)
+        for shift in range(segments):
+            destinations = rotated(shift)
+            arrived = replica.send_receive(total, destinations) if shift else total
+            if own is not None:
+                sums[(own - shift) % segments, block] = arrived
+    return ops.concatenate([sums[key] for key in sorted(sums)])
 
 
 def _slice(ops: TensorFunctions, pieces: Sequence[Tensor], start: int, stop: int) -> Tensor:
@@ -229,7 +324,7 @@ def _subtree_sum(sums: dict[Subtree, Tensor], subtree: Subtree) -> Tensor:
     return sums[subtree]
 
 
-def _finished(rows: Tensor, spans: Sequence[Sequence[Subtree]]) -> Tensor:
+def _finished(rows: Tensor | Mapping[int, Tensor], spans: Sequence[Sequence[Subtree]]) -> Tensor:
     """Sum of all subtrees: `rows[replica][index]` are vectors of one length."""
     tree = SumTree()
     for replica, replica_spans in enumerate(spans):

@@ -10,6 +10,7 @@ from isotrain.core.contracts.backend.protocol_checks import require, require_pro
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.backend.step_context import takes_step
 from isotrain.core.contracts.device_mesh import STAGE
+from isotrain.core.contracts.events import Warned
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext, ServerConnection
 from isotrain.core.contracts.reporter import Reporter
@@ -27,6 +28,7 @@ from isotrain.core.session.training.dataloaders import DataLoaders, load_data
 from isotrain.core.session.training.named_updates import NamedUpdatesGroup
 from isotrain.core.session.training.part_shares import PartShares
 from isotrain.core.session.training.shared_streams import share_streams
+from isotrain.core.session.training.slow_links import replicas_with_slow_links
 from isotrain.core.session.weights.frozen_models import spec_with_models
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
 from isotrain.core.session.weights.weights_file import require_storable
@@ -134,12 +136,14 @@ def build_session_context(
         initial_weights,
         adapter.packages,
         compared_data,
-        _part_shares(spec, group, loaders.data),
+        _part_shares(spec, group, loaders.data, reporter),
     )
 
 
-def _part_shares(spec: TrainingSpec, group: ReplicaGroup, data: DataSet) -> PartShares | None:
-    """Shares by speed; None without `shares`, or in a run of one replica.
+def _part_shares(
+    spec: TrainingSpec, group: ReplicaGroup, data: DataSet, reporter: Reporter
+) -> PartShares | None:
+    """Shares by speed; None without `shares`, or in a run of one replica. Collective.
 
     Raises:
         UnsupportedError: The training data are a stream, with `shares` or `verify_every`.
@@ -153,7 +157,15 @@ def _part_shares(spec: TrainingSpec, group: ReplicaGroup, data: DataSet) -> Part
                 )
     if spec.shares is None or spec.parts is None:
         return None
-    return PartShares(group, spec.parts, spec.shares.every) if group.replicas > 1 else None
+    if group.replicas == 1:
+        return None
+    reporter.enter("measure links")
+    clients = replicas_with_slow_links(group)
+    if clients and reporter.rank == 0:
+        names = first_of([str(each) for each in clients], _MAX_LISTED)
+        text = f"shares: others sum the gradients for replicas whose network is slow: {names}"
+        reporter.emit(Warned(text=text))
+    return PartShares(group, spec.parts, spec.shares.every, clients)
 
 
 def _require_elastic(group: ReplicaGroup, data: DataSet) -> None:

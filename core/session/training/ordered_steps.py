@@ -113,7 +113,9 @@ class OrderedSteps:
             [tree.subtrees[min(row, len(tree.subtrees) - 1)][2] for tree in trees]
             for row in range(rows)
         ]
-        return self._group.compute(sum_over_replicas, *values, static=batch.part_counts)
+        clients = () if self._shares is None else self._shares.clients
+        static = batch.part_counts, clients
+        return self._group.compute(sum_over_replicas, *values, static=static)
 
 
 def _weighted(micro_batch: Slice, weight: float) -> Slice:

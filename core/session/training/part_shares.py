@@ -33,16 +33,21 @@ class PartShares:
 
     Attributes:
         counts: Number of parts of each replica, one at least; the same on all processes.
+        clients: Replicas that only send and receive in the exchange, as their links are slow; as above.
     """
 
-    def __init__(self, group: ReplicaGroup, parts: int, every: int) -> None:
+    def __init__(
+        self, group: ReplicaGroup, parts: int, every: int, clients: tuple[int, ...] = ()
+    ) -> None:
         """Deals the parts equally.
 
         Args:
             group: Replica group of this process.
             parts: Number of parts of a global batch, at least that of replicas.
             every: Steps between two dealings.
+            clients: Replicas whose links are slow.
         """
+        self.clients = clients
         self.counts = equal_part_counts(parts, group.replicas)
         self._group = group
         self._every = every

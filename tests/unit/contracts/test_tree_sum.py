@@ -60,7 +60,10 @@ def parts_of(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def summed(
-    tensors: Sequence[np.ndarray], counts: tuple[int, ...], sent_bytes: list[int] | None = None
+    tensors: Sequence[np.ndarray],
+    counts: tuple[int, ...],
+    sent_bytes: list[int] | None = None,
+    clients: tuple[int, ...] = (),
 ) -> list[list[np.ndarray]]:
     """Sums of tensors `[parts, ...]` over all parts, as each replica gets them.
 
@@ -68,6 +71,7 @@ def summed(
         tensors: What is summed.
         counts: Number of parts of each replica.
         sent_bytes: List to which is added what each replica sends to others, without all-gathers.
+        clients: Replicas that sum no segment.
     """
     replicas = len(counts)
     sent: list[Any] = [None] * replicas
@@ -80,7 +84,7 @@ def summed(
         rows = [sums for _, _, sums in tree.subtrees]
         replica = ThreadedReplica(index, sent, barrier)
         try:
-            total = sum_over_replicas(replica, *rows, static=counts)
+            total = sum_over_replicas(replica, *rows, static=(counts, clients))
         except BaseException:
             barrier.abort()  # the others would wait
             raise
@@ -129,6 +133,39 @@ def test_blocks_of_any_size_have_the_bits_of_one_tree(
         for results in summed(tensors, counts):
             for one, other in zip(whole[0], results, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("counts", "clients"),
+    [
+        *(((3, 3, 2), (client,)) for client in range(3)),
+        *(((2, 2, 2, 2), clients) for clients in ((3,), (0, 1), (1, 3))),
+        *(((5, 1, 1, 1), clients) for clients in ((0,), (2, 3))),
+        ((2, 1, 1, 1, 1, 1, 1), (0, 2, 6)),
+        ((4, 4), (1,)),
+    ],
+)
+def test_sums_for_replicas_with_slow_links_have_the_bits_of_one_tree(
+    counts: tuple[int, ...], clients: tuple[int, ...]
+) -> None:
+    tensors = [parts_of((67, 97), "float32"), parts_of((9001,), "float64"), parts_of((), "float64")]
+    for results in summed(tensors, counts, clients=clients):
+        for parts, total in zip(tensors, results, strict=True):
+            a, b, c, d, e, f, g, h = parts
+            expected = ((a + b) + (c + d)) + ((e + f) + (g + h))
+            np.testing.assert_array_equal(total, expected)
+
+
+@pytest.mark.parametrize("counts", [(2, 2, 2, 2), (3, 2, 2, 1), (1, 1, 3, 3)])
+def test_a_replica_with_a_slow_link_sends_each_element_of_its_subtrees_once(
+    counts: tuple[int, ...],
+) -> None:
+    """And one block more, as it gets the last sums. Otherwise it sends 1.5 times as much, or 2.25 times."""
+    parts = parts_of((8 * 11 * 3 * 64,), "float32")
+    sent: list[int] = []
+    summed([parts], counts, sent, clients=(3,))
+    subtrees = len(subtrees_of_replicas(counts)[3])
+    assert min(sent) == (subtrees + 1 / 8) * parts[0].nbytes
 
 
 class Counted:
