@@ -129,8 +129,8 @@ def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _mark(backend: str, name: str) -> pytest.MarkDecorator:
-    """Mark of a cell: on tf-multiworker the everyday tests try `tensor` alone, the others are features."""
-    is_feature = backend == "tf-multiworker" and name != "tensor"
+    """Mark of a cell: those on tf-multiworker, and with unequal stages, are features."""
+    is_feature = backend == "tf-multiworker" or name == "pipeline, 2-1-1"
     return pytest.mark.features if is_feature else pytest.mark.slow
 
 

@@ -32,7 +32,11 @@ OPTIMIZERS = {2: "adam", 3: "sgd"}
 def cells() -> list[object]:
     """Every loop with 2 replicas; those of `torch-ddp`, which trace nothing, also with 3."""
     return [
-        param(script, backend, f"{optimizer}-{model}", replicas)
+        param(
+            *(script, backend, f"{optimizer}-{model}", replicas),
+            features=model == "float32",
+            exhaustive=model == "float32",
+        )
         for script, backend, model in LOOPS
         for replicas, optimizer in OPTIMIZERS.items()
         if replicas == 2 or backend == "torch-ddp"

@@ -118,7 +118,7 @@ def refused(session: isotrain.Session, case: str) -> tuple[int, str]:
     [
         ("torch-ddp", 1, False),
         ("torch-ddp", 1, True),
-        ("tf-mirrored", 2, False),
+        pytest.param("tf-mirrored", 2, False, marks=pytest.mark.features),
         pytest.param("horovod-tf", 1, False, marks=pytest.mark.features),
     ],
 )
