@@ -74,7 +74,8 @@ def slower_ones(seconds: Sequence[float]) -> tuple[int, ...]:
     """
     replicas = len(seconds)
     by_speed = sorted(range(replicas), key=lambda each: (-seconds[each], each))
-    shortest, chosen = 2 * (replicas - 1) / replicas * max(seconds), ()
+    shortest = 2 * (replicas - 1) / replicas * max(seconds)
+    chosen: tuple[int, ...] = ()
     for count in range(1, replicas // 2 + 1):
         others = replicas - count
         of_clients = (1 + 1 / CLIENT_BLOCKS) * seconds[by_speed[0]]
