@@ -299,6 +299,7 @@ def test_loading_is_compared_with_the_fastest_of_the_same_replicas() -> None:
     assert f"{goal} 0.99 [0.99, 0.99] | yes |" in loading.goals(runs, [])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.examples
 def test_samples_are_loaded_by_hand_and_by_isotrain() -> None:
     command = [sys.executable, "-m", "benchmarks.data", "--workload", "texts", "--replicas", "1"]
@@ -417,6 +418,7 @@ def test_a_disturbed_elastic_run_is_equal_to_the_bit() -> None:
     assert "equal (difference 0)" in done.summary(0.0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.examples
 def test_shares_by_speed_give_the_slow_replica_fewer_parts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -299,6 +299,7 @@ def test_steps_by_keywords_are_recorded_and_the_choice_of_the_program_stays(
         assert clips == [(pytest.approx(5.0), 1.0), (2.0, 1.0)]
 
 
+@pytest.mark.exhaustive
 def test_steps_are_recorded_in_graphs_as_they_are_eagerly(tmp_path: Path) -> None:
     """Functions that are traced once to be recorded and once to go on, which XLA then compiles."""
     script = tmp_path / "graphs.py"
@@ -347,6 +348,7 @@ def test_graphs_that_a_program_makes_itself_have_no_hooks(tmp_path: Path) -> Non
     assert [len(list(step.first.passes())) for step in steps] == [1, 1, 1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 def test_an_exchange_of_horovod_in_16_bits_is_no_fault_and_none_is_one(tmp_path: Path) -> None:
     """Horovod's `DistributedOptimizer` overrides methods that Keras 3 does not call."""

@@ -246,7 +246,13 @@ ESTIMATED = (
 MODULES_COMPARED = "pipeline: the modules"
 
 
-@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] * (name in ("layers", "modules")))
+        for name in STAGED
+    ],
+)
 def test_stages_without_values_have_the_bytes_of_those_with_them(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -242,6 +242,7 @@ def test_each_rank_may_start_its_process_through_trace(tmp_path: Path) -> None:
     assert (found.agree, found.steps) == (True, 4)
 
 
+@pytest.mark.exhaustive
 def test_exchanges_in_16_bits_raise_no_alarm(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     script = TRAIN.replace("FACTOR", "1")
@@ -268,6 +269,7 @@ def test_exchanges_in_16_bits_raise_no_alarm(tmp_path: Path) -> None:
         assert compare(one, other).agree
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sharding", "sharded", "status", "named"),
     [

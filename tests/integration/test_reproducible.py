@@ -467,6 +467,7 @@ def test_a_run_on_tensorflow_has_the_same_bits(parts: int, replicas: int, tmp_pa
     assert alone.history == together.history
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.features
 def test_a_killed_run_goes_on_with_another_number_of_replicas_on_tensorflow(tmp_path: Path) -> None:
