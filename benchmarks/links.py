@@ -30,6 +30,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -205,7 +206,7 @@ class Row:
         sent: Bytes that left a host in a step.
         sent_by_last: Bytes that left the last host.
         predicted: Bytes of the plan; None: it tells nothing of hosts.
-        seconds: Duration of a step.
+        seconds: Mean duration of a step; with `planned` the median, as the times of layers are.
         accuracy: Part of the images of digits that are told right; None where it learns none.
         planned: Seconds of a step that the planner predicts for a pipeline, by `pipeline`, and for data
             parallelism in its place, by `data-parallel`; empty for other strategies.
@@ -264,14 +265,17 @@ def _trained(strategy: str, sizes: Sizes) -> tuple[Any, ...]:
         for _ in range(0 if sizes.digits else _WARM_STEPS):
             session.step(next(batches))
         session.barrier()
-        began, before = time.monotonic(), _sent()
+        began, before, ends = time.monotonic(), _sent(), []
         for _ in range(sizes.steps):
             session.step(next(batches))
+            ends.append(time.monotonic())
         session.barrier()
-        sent, seconds = _sent() - before, time.monotonic() - began
+        sent, seconds = _sent() - before, (time.monotonic() - began) / sizes.steps
+        if planned:
+            seconds = statistics.median(end - start for start, end in pairwise([began, *ends]))
         accuracy = session.evaluate()["accuracy"] if sizes.digits else None
         predicted = _predicted(session.plan)
-        return sent / sizes.steps, seconds / sizes.steps, predicted, accuracy, planned
+        return sent / sizes.steps, seconds, predicted, accuracy, planned
 
     with TemporaryDirectory() as folder:
         found = isotrain.launch(
@@ -286,11 +290,12 @@ def _trained(strategy: str, sizes: Sizes) -> tuple[Any, ...]:
 
 
 def _planned(session: isotrain.Session) -> dict[str, float]:
-    """See `Row.planned`. The layers are timed by rank 0 alone."""
+    """See `Row.planned`. All ranks time the layers at once: hosts share caches and memory, as in steps."""
     found = {}
     gigabits = session.plan.strategy_options.get("gigabits")
-    if session.plan.strategy == "pipeline" and gigabits and session.rank == 0:
+    if session.plan.strategy == "pipeline" and gigabits:
         group: Any = session.group
+        session.barrier()
         profile = group.profile_layers(next(session.batches()))
         plan = session.strategy.pipeline_plan(profile, 0, session.plan)
         assert plan is not None

@@ -227,6 +227,8 @@ def _sum_for_clients(
     size = length // (segments * CLIENT_BLOCKS)
     nothing = ops.zeros((size,), rows[0][0].dtype)
     sums: dict[tuple[int, int], Tensor] = {}  # by segment and block
+    rotations = [_rotation(replica.replicas, summing, shift) for shift in range(segments)]
+    swaps = [_swaps(replica.replicas, summing, clients, turn) for turn in range(segments)]
 
     def addends(segment: int, block: int, depth: int) -> Tensor:
         """This replica's vectors in a block of a segment, one after the other; zeros after the last block."""
@@ -235,26 +237,14 @@ def _sum_for_clients(
             return nothing
         return _joined(ops, [_slice(ops, row, start, start + size) for row in rows[:depth]])
 
-    def rotated(shift: int) -> list[int]:
-        """Destinations where those who sum send to each other."""
-        destinations = list(range(replica.replicas))
-        for segment, each in enumerate(summing):
-            destinations[each] = summing[(segment + shift) % segments]
-        return destinations
-
     for block in range(CLIENT_BLOCKS + 1):
         is_last = block == CLIENT_BLOCKS  # which brings the clients the last sums
         received: dict[int, Tensor] = {}
-        for shift in range(0 if is_last else segments):
-            segment, destinations = ((own or 0) + shift) % segments, rotated(shift)
-            sent = addends(segment, block, depth)
+        for shift, destinations in enumerate([] if is_last else rotations):
+            sent = addends(((own or 0) + shift) % segments, block, depth)
             arrived = replica.send_receive(sent, destinations) if shift else sent
             received[destinations.index(index)] = ops.reshape(arrived, (depth, -1))
-        for turn in range(segments):
-            destinations = list(range(replica.replicas))
-            for number, client in enumerate(clients):
-                partner = summing[(number + turn) % segments]
-                destinations[client], destinations[partner] = partner, client
+        for destinations in swaps:
             partner = destinations[index]
             if own is not None and block and partner != index:
                 sent = sums[own, block - 1]
@@ -270,12 +260,28 @@ def _sum_for_clients(
         if is_last:
             break
         total = nothing if own is None else _finished(received, spans)
-        for shift in range(segments):
-            destinations = rotated(shift)
+        for shift, destinations in enumerate(rotations):
             arrived = replica.send_receive(total, destinations) if shift else total
             if own is not None:
                 sums[(own - shift) % segments, block] = arrived
     return ops.concatenate([sums[key] for key in sorted(sums)])
+
+
+def _rotation(replicas: int, summing: Sequence[int], shift: int) -> list[int]:
+    """Destination of each replica where those that sum send to the one so many places on."""
+    destinations = list(range(replicas))
+    for segment, each in enumerate(summing):
+        destinations[each] = summing[(segment + shift) % len(summing)]
+    return destinations
+
+
+def _swaps(replicas: int, summing: Sequence[int], clients: Clients, turn: int) -> list[int]:
+    """Destination of each replica where every client swaps with another of those that sum at each turn."""
+    destinations = list(range(replicas))
+    for number, client in enumerate(clients):
+        partner = summing[(number + turn) % len(summing)]
+        destinations[client], destinations[partner] = partner, client
+    return destinations
 
 
 def _slice(ops: TensorFunctions, pieces: Sequence[Tensor], start: int, stop: int) -> Tensor:
