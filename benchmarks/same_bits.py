@@ -155,7 +155,7 @@ def exchange_times(session: isotrain.Session, rounds: int, megabytes: float) -> 
     ]
     sums = [[[each] for each in row] for row in vectors]
     ways = (
-        lambda: group.compute(sum_over_replicas, *sums, static=parts),
+        lambda: group.compute(sum_over_replicas, *sums, static=(parts, ())),
         lambda: group.compute(all_reduce, *vectors),
     )
     times: list[list[float]] = []

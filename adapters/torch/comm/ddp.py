@@ -380,7 +380,11 @@ def abandon_communicators() -> None:
 
 
 def _run_p2p(transfers: list[dist.P2POp]) -> None:
-    """Runs point-to-point transfers as one batch, and waits for all."""
+    """Runs point-to-point transfers as one batch, and waits for all.
+
+    Receives come first: Gloo announces each on the socket to its peer, where it would wait behind what is sent.
+    """
+    transfers = sorted(transfers, key=lambda transfer: transfer.op is dist.isend)
     for work in dist.batch_isend_irecv(transfers) if transfers else []:
         work.wait()
 

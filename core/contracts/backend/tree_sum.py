@@ -21,7 +21,7 @@ from isotrain.core.data.sampler import equal_part_counts, part_bounds
 
 SMALL = 1 << 12
 """Elements up to which vectors are all-gathered, and every replica adds all of them."""
-LARGE = 1 << 24
+LARGE = 1 << 21
 """Elements from which on vectors are sent by `_TRANSFERS`: fewer bytes, in more and smaller messages."""
 BLOCK = 1 << 21
 """Elements that are sent and added at a time: of longer vectors, each would take new pages of memory."""
