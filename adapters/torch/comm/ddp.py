@@ -382,7 +382,7 @@ def abandon_communicators() -> None:
 def _run_p2p(transfers: list[dist.P2POp]) -> None:
     """Runs point-to-point transfers as one batch, and waits for all.
 
-    Receives come first: Gloo announces each on the socket to its peer, where it would wait behind what is sent.
+    Receives come first: Gloo announces them on the socket to the peer, where they would wait behind sends.
     """
     transfers = sorted(transfers, key=lambda transfer: transfer.op is dist.isend)
     for work in dist.batch_isend_irecv(transfers) if transfers else []:
